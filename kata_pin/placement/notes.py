@@ -41,7 +41,7 @@ def bound(binding: Binding) -> Note:
 
 def unbound(why: str) -> Note:
     """Report that a binding ended, with all that it had set."""
-    return Note(UNBOUND, f"bound by hand no longer: {why}", NoteLevel.WARNING)
+    return Note(UNBOUND, f"no longer bound by hand: {why}", NoteLevel.WARNING)
 
 
 class VcpuCount(NamedTuple):

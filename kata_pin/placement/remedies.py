@@ -81,14 +81,14 @@ def of_task(
         )
     if kind is TaskClass.SAME_POD:
         return IntruderRemedy(
-            "keep a pod's own threads off its exclusive pCPUs by `overhead`: housekeeping, or "
-            "reserve:1 if the VM's cgroup allows no other pCPUs (see doctor)",
+            "keep the pod's own threads off its exclusive pCPUs: set overhead: housekeeping, or "
+            "overhead: reserve:1 if the VM's cgroup allows no other pCPUs (see kata-pin doctor)",
             f"kata-pin explain {sandbox}",
         )
     if kind is TaskClass.OTHER_SANDBOX:
         if _SHIM.match(task.process or task.comm):  # no pass touches it: `pin` would not help
             return IntruderRemedy(
-                "shims are not touched by default: set overhead_roles to {shim: housekeeping}"
+                "shims are not pinned by default: set overhead_roles: {shim: housekeeping}"
             )
         if is_theirs:  # where its affinities put it
             text = "the pCPU is that sandbox's too: give one of the two pods other CPUs"
@@ -112,13 +112,15 @@ def of_interrupt(interrupt: MeasuredInterrupt, node: NodeConditions) -> Intruder
     if interrupt.managed:
         return IntruderRemedy(
             "the kernel placed it and lets nobody move it: it is silent while nothing on this pCPU "
-            "submits I/O; isolcpus=managed_irq at boot moves one that other pCPUs share"
+            "submits I/O; if other pCPUs share it, booting with isolcpus=managed_irq moves it"
         )
     if interrupt.irq >= 0:
         if not node.free:
             return NONE_FREE
         path = f"/proc/irq/{interrupt.irq}/smp_affinity_list"
-        text = "move the interrupt; for good: irqaffinity= at boot, and no irqbalance there"
+        text = (
+            "move the interrupt; permanently: boot with irqaffinity=, and without irqbalance there"
+        )
         return IntruderRemedy(text, f"echo {node.free} > {path}")
     if interrupt.name == "local_timer":
         return IntruderRemedy("nohz_full= at boot stops the tick while one task runs")
@@ -126,7 +128,7 @@ def of_interrupt(interrupt: MeasuredInterrupt, node: NodeConditions) -> Intruder
         return IntruderRemedy("rcu_nocbs= at boot moves RCU callbacks to other pCPUs")
     if interrupt.kind == "softirq":
         return IntruderRemedy("softirqs follow the interrupts and timers of this pCPU")
-    return IntruderRemedy("other pCPUs ask for it; it cannot be kept off")
+    return IntruderRemedy("other pCPUs send it; it cannot be kept off")
 
 
 def _per_cpu(comm: str) -> IntruderRemedy:
@@ -148,9 +150,12 @@ def _kernel(task: SeenTask, free: CpuSet) -> IntruderRemedy:
         path = f"/proc/irq/{irq[1]}/smp_affinity_list"
         return IntruderRemedy("it follows its interrupt: move that", f"echo {free} > {path}")
     if _UNBOUND_WORKER.match(task.comm):
-        text = "keep unbound workqueues off; for good: isolcpus= or workqueue.unbound_cpus= at boot"
+        text = (
+            "keep unbound workqueues off; permanently: boot with isolcpus= or "
+            "workqueue.unbound_cpus="
+        )
         return IntruderRemedy(text, f"echo {mask(free)} > {WORKQUEUES}")
-    text = "move the kernel thread; for good: kthread_cpus= or isolcpus= at boot"
+    text = "move the kernel thread; permanently: boot with kthread_cpus= or isolcpus="
     return IntruderRemedy(text, f"taskset -p -c {free} {task.tid}")
 
 
@@ -180,12 +185,12 @@ def _user(task: SeenTask, node: NodeConditions) -> IntruderRemedy:
     unit = _settable(task.cgroup, place.unit)
     if unit and node.cgroup_v2:
         return IntruderRemedy(
-            "restrict the unit, but never system.slice: the container runtime is in it",
+            "restrict the unit, but never system.slice, which contains the container runtime",
             f"systemctl set-property {shlex.quote(unit)} AllowedCPUs={node.free}",
         )
     command = f"taskset -a -p -c {node.free} {task.pid}"
     if place.unit.endswith(".service"):
-        text = f"set CPUAffinity={node.free} in a drop-in of {place.unit} to keep it so"
+        text = f"set CPUAffinity={node.free} in a drop-in of {place.unit} to make it permanent"
         return IntruderRemedy(text, command)
     return IntruderRemedy("restrict the process", command)
 

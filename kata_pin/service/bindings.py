@@ -148,7 +148,7 @@ class Bindings:
                 self._forget([sandbox_id], "the pass over it failed")
         if report is None or self._pins.binding(sandbox_id) != binding:
             why = self._failed.pop(sandbox_id, "the pass over it failed; see the log")
-            raise DaemonError(f"not bound, everything is as by policy: {why}")
+            raise DaemonError(f"not bound; policy places every thread again: {why}")
         self._events.report(
             NodeEventKind.BOUND,
             *("sandbox %s: bound by hand: %s", sandbox_id, binding),
@@ -170,7 +170,7 @@ class Bindings:
             self._pins.bind(sandbox_id, None)
             self._events.report(
                 NodeEventKind.UNBOUND,
-                *("sandbox %s: bound by hand no longer: %s", sandbox_id, why),
+                *("sandbox %s: no longer bound by hand: %s", sandbox_id, why),
                 level=logging.INFO,
                 counts=False,
                 SANDBOX=sandbox_id,

@@ -289,7 +289,7 @@ def test_a_class_by_size(containerd: Containerd) -> None:
     ask = ("kata-class", "--cpus", "4", "--handler", "real")
     said = kata_pin(containerd, *ask)
     assert "+overhead_vcpus = 4.2" in said
-    assert "nothing was written: --write does it" in said
+    assert "nothing was written; run it again with --write" in said
     assert etc(containerd) == before
     said = kata_pin(containerd, *ask, "--write")
     assert "handler: real-cpus-4\n" in said

@@ -154,7 +154,7 @@ OTHER_WRITER: Final = FindingRow(
     "the VMM or another process changes affinities",
     fails=True,
     counted="sandboxes where kata-pin backs off",
-    nouns=("sandbox whose affinities change", "sandboxes whose affinities change"),
+    nouns=("sandbox with another writer", "sandboxes with another writer"),
 )
 WARNING: Final = FindingRow(
     "warning", "a pass over the sandbox warns", fails=False, nouns=("warning", "warnings")

@@ -108,12 +108,12 @@ def _difference(file: NodeFile, made: KataClass) -> list[str]:
 def _remarks(made: KataClass, changes: list[FileChange], *, write: bool) -> list[str]:
     steps = []
     if not write and changes:
-        steps.append("nothing was written: --write does it")
+        steps.append("nothing was written; run it again with --write")
     if made.table:
         steps.append(
-            f"containerd: a drop-in would change other settings. Add to {containerd.CONFIG}:\n"
+            f"containerd: a drop-in would change other settings. Add this to {containerd.CONFIG}:\n"
             + made.table.partition("\n\n")[2].rstrip("\n")
         )
     if changes or made.table:
         steps.append(f"then restart containerd:\n  {containerd.RESTART}")
-    return [*steps, f"for kubectl apply -f -:\n{made.runtime_class}".rstrip("\n")]
+    return [*steps, f"the RuntimeClass, for kubectl apply -f -:\n{made.runtime_class}".rstrip("\n")]

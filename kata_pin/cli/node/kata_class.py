@@ -105,7 +105,7 @@ def _base(config: wire.RuntimeConfig, name: str) -> wire.Handler:
     known = f"containerd's handlers of Kata: {', '.join(kata) or 'none'}"
     if name:
         raise KataPinError(f"{name} is not a handler of Kata", hint=known)
-    raise KataPinError("no single handler of Kata: name one with --handler", hint=known)
+    raise KataPinError("cannot choose a handler of Kata: name one with --handler", hint=known)
 
 
 def _source(handler: wire.Handler) -> str:
@@ -130,7 +130,7 @@ def _unfit(table: KataConfig) -> str:
     if table.runtime is not KataRuntime.RUST:
         return "Kata's Go runtime has no overhead_vcpus"
     if table.hypervisor != QEMU.name:
-        return f"this was tried with QEMU only, not with {table.hypervisor}"
+        return f"classes are tested with QEMU only, not with {table.hypervisor}"
     if table.overhead_vcpus is None:
         return "Kata has no overhead_vcpus before 4.0"
     if not table.static_sizing:

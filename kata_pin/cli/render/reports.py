@@ -124,8 +124,8 @@ def _keep_all_off(free: str) -> str:
     if not free:
         return "every pCPU is exclusive: leave some to the node (reservedSystemCPUs)"
     return (
-        f"reservedSystemCPUs: {free} in the kubelet's configuration keeps pods from owning these "
-        "pCPUs; do not set CPUAffinity= in /etc/systemd/system.conf: VMs inherit it"
+        f"reservedSystemCPUs: {free} in the kubelet's configuration leaves these to the host; "
+        "do not set CPUAffinity= in /etc/systemd/system.conf, because VMs inherit it"
     )
 
 

@@ -158,12 +158,12 @@ def _problems(sandbox: Sandbox, measured: Measured, polling: HaltPolling | None)
     if sandbox.vmm is None:
         yield f"no VMM: {sandbox.vmm_problem}"
     elif not sandbox.vmm.kvm:
-        yield "exits and halt polling are not known: the VM is emulated, without KVM"
+        yield "exits and halt polling unknown: the VM is emulated, without KVM"
     else:
         if measured.exits is None:
-            yield f"exits are not known: {measured.no_exits}"
+            yield f"exits unknown: {measured.no_exits}"
         if polling is None:
-            yield f"halt polling is not known: {measured.no_kvm or 'the VM is gone'}"
+            yield f"halt polling unknown: {measured.no_kvm or 'the VM is gone'}"
 
 
 def _commands(sandbox: Sandbox, seconds: float) -> Iterator[GuestCommand]:

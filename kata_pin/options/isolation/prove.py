@@ -330,7 +330,7 @@ def _findings(row: ProvedPcpu, most_percent: float) -> Iterator[Finding]:
 
 def _unknown(row: ProvedPcpu, most_percent: float) -> Iterator[str]:
     if row.verdict == "unproved":
-        yield f"pCPU {row.cpu} of {row.pod}: the measurement is not whole: {row.reason}"
+        yield f"pCPU {row.cpu} of {row.pod}: measurement incomplete: {row.reason}"
     unseen = _percent([one for one in row.tasks if one.task_class in _UNSEEN], row)
     if unseen > most_percent:
         yield (

@@ -52,7 +52,9 @@ def prove(document: ProveDocument, output: Output) -> list[Text]:
     if not document.daemon.running:
         lines += paragraph(phrases.daemon(document.daemon), output)
     if document.pcpus:
-        headline = f"{document.hostname}, Linux {document.kernel}: {document.asked_s:g} s, "
+        headline = (
+            f"{document.hostname}, Linux {document.kernel}: measured for {document.asked_s:g} s "
+        )
         headline += f"by {METHODS.get(document.method, document.method)}"
         lines += paragraph(styled(headline, phrases.DIM), output)
     for one in document.refused:
@@ -169,7 +171,7 @@ def causes(vcpu: VcpuLatency) -> str:
 def exits(vcpu: VcpuLatency) -> str:
     """Return why a vCPU was outside its guest for long; empty if it never was."""
     return ", ".join(
-        f"{one.reason} up to {milliseconds(one.longest_ms)} ({one.long} of {one.times})"
+        f"{one.reason} up to {milliseconds(one.longest_ms)} ({one.long} of {one.times} exits)"
         for one in vcpu.reasons
         if one.long
     )
@@ -182,14 +184,14 @@ def polling(guest: GuestLatency, seconds: float) -> str:
         return ""
     polled, wasted = (_share(one, seconds) for one in (found.polled_ms, found.wasted_ms))
     return (
-        f"halt polling: its vCPUs halted {count(found.halts, 'time')}; KVM polled until there was "
-        f"work for {polled} of the time, and in vain for {wasted}"
+        f"halt polling: its vCPUs halted {count(found.halts, 'time')}; KVM polled with success for "
+        f"{polled} of the time, in vain for {wasted}"
     )
 
 
 def _guest(guest: GuestLatency, seconds: float, output: Output) -> Iterator[Text]:
     """Yield what one guest felt, what the host did meanwhile, and how to measure inside."""
-    yield from (Text(), *paragraph(styled(f"the guest of {guest.pod}", phrases.NAME), output))
+    yield from (Text(), *paragraph(styled(f"guest of {guest.pod}", phrases.NAME), output))
     columns = [
         Column(FELT[0], breaks="", right=True),
         Column(FELT[1], right=True),
@@ -207,10 +209,10 @@ def _guest(guest: GuestLatency, seconds: float, output: Output) -> Iterator[Text
     yield from table(columns, rows, output)
     for vcpu in guest.vcpus:
         if text := exits(vcpu):
-            text = f"{vcpu.vcpu} was outside its guest for 0.1 ms or more: {text}"
+            text = f"{vcpu.vcpu} left its guest for 0.1 ms or more: {text}"
             yield from paragraph(styled(text), output, indent=2)
         if vcpu.causes:
-            text = f"beside {vcpu.vcpu} on pCPU {vcpu.cpus}: {causes(vcpu)}"
+            text = f"also on pCPU {vcpu.cpus} of {vcpu.vcpu}: {causes(vcpu)}"
             yield from paragraph(styled(text), output, indent=2)
     if text := polling(guest, seconds):
         yield from paragraph(styled(text), output, indent=2)

@@ -433,7 +433,7 @@ def _interrupts(pcpus: Iterable[ProvedPcpu]) -> Iterator[str]:
 _FELT: Final = (
     *(one.lower().replace("-", " ").replace("pcpus", "pCPUs") for one in FELT),
     "exits of 0.1 ms or more",
-    "beside it on its pCPU",
+    "also on its pCPU",
 )
 
 

@@ -150,7 +150,7 @@ def test_a_table_that_was_added_by_hand(kata: Path) -> None:
         ('hypervisor_name = "qemu"', "", "Kata's Go runtime has no overhead_vcpus"),
         ("overhead_vcpus = 0.2", "", "no overhead_vcpus before 4.0"),
         ("mgmt = true", "mgmt = false", "static_sandbox_resource_mgmt is false"),
-        ("qemu", "clh", "tried with QEMU only, not with clh"),
+        ("qemu", "clh", "tested with QEMU only, not with clh"),
         ("[hypervisor.qemu]", "[hypervisor.qemu", "configuration.toml"),
     ],
 )

@@ -97,7 +97,7 @@ def test_intruders_fail_by_setting(fail: bool) -> None:
     (finding,) = document.findings
     assert finding.text == (
         "x.service: x (pid 9, user root) may run on exclusive pCPU 4 (2 threads; CPU time 71.6 s); "
-        "restrict the unit, but never system.slice: the container runtime is in it; "
+        "restrict the unit, but never system.slice, which contains the container runtime; "
         "run: systemctl set-property x.service AllowedCPUs=0-3"
     )
     assert finding.group is not None
@@ -179,16 +179,14 @@ def test_what_was_measured_decides() -> None:
     culprit, kernel = document.findings
     assert culprit.text == (
         "others ran on pCPU 4 of shop/database for 15.1 % of 10.0 s: sh \\x1b[31m (pid 900 of "
-        "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit, but never system.slice: "
-        "the container runtime is in it; run: systemctl set-property cron.service "
+        "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit, but never system.slice, "
+        "which contains the container runtime; run: systemctl set-property cron.service "
         "AllowedCPUs=0-3,7-15"
     ).replace("\\x1b", "\x1b")
     assert culprit.foreign is not None
     assert [one.pid for one in culprit.foreign.tasks] == [900, 901]
     assert "kworker/u32:3-events (pid 41)" in kernel.text
-    assert document.unknown == (
-        "pCPU 6 of shop/cache: the measurement is not whole: it is offline",
-    )
+    assert document.unknown == ("pCPU 6 of shop/cache: measurement incomplete: it is offline",)
     page = [line.plain for line in reports.check(document, Output(NO_LIMIT))]
     assert page[0] == (
         "FAIL: 1 exclusive pCPU that others ran on; 2 sandboxes, 4 threads checked, "

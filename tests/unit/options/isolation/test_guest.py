@@ -56,7 +56,7 @@ def test_halt_polling_is_the_difference_of_kvms_counters() -> None:
     other = of(document, "shop/cache")
     assert other.halt_polling is None
     assert other.problems == (
-        "halt polling is not known: cannot find a VM of process 4200 in /sys/kernel/debug/kvm",
+        "halt polling unknown: cannot find a VM of process 4200 in /sys/kernel/debug/kvm",
     )
 
 
@@ -91,8 +91,8 @@ def test_what_was_not_measured_has_a_reason() -> None:
     found = replace(measured(), method=Method.HIST, no_exits="the method does not have them")
     (row, *_) = guest.latencies(owned(), found, proved().pcpus, 10.0)
     assert row.problems == (
-        "exits are not known: the method does not have them",
-        "halt polling is not known: the VM is gone",
+        "exits unknown: the method does not have them",
+        "halt polling unknown: the VM is gone",
     )
     assert (row.vcpus[0].preempted, row.vcpus[0].exits, row.vcpus[0].steal_ms) == (None, None, 1546)
     state = owned()
@@ -100,9 +100,7 @@ def test_what_was_not_measured_has_a_reason() -> None:
     state = replace(state, sandboxes=(emulated, *state.sandboxes[1:]))
     assert guest.vms(state, {emulated.id}) == ()
     (row, *_) = guest.latencies(state, found, proved().pcpus, 10.0)
-    assert row.problems == (
-        "exits and halt polling are not known: the VM is emulated, without KVM",
-    )
+    assert row.problems == ("exits and halt polling unknown: the VM is emulated, without KVM",)
 
 
 @pytest.mark.parametrize("felt_too", [True, False])
@@ -129,7 +127,7 @@ def test_the_page_has_it_beside_the_causes() -> None:
     document = proved(guest=True)
     text = page.proof_document(document, owned())
     assert "What the guest of shop/database feels" in text
-    assert "external_interrupt up to 1500.000 ms (3 of 2500)" in text
+    assert "external_interrupt up to 1500.000 ms (3 of 2500 exits)" in text
     assert "sh \\x1b[31m (pid 900) 1506.000 ms" in text
     assert "cyclictest -q -m" in text
     vcpu = document.guests[0].vcpus[0]
