@@ -1,7 +1,4 @@
-"""A node of 256 pCPUs and 8 NUMA nodes that 250 sandboxes fill: each of them is placed and shown.
-
-That no turn of the loop is long meanwhile is checked as for every test (tests/support/leaks.py).
-"""
+"""A node of 256 pCPUs and 8 NUMA nodes that 250 sandboxes fill: each is placed and shown."""
 
 from __future__ import annotations
 
