@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from errno import ENOENT, ESRCH
 from typing import Final, TypeVar
@@ -38,7 +38,7 @@ from kata_pin.linux.proc import (
     status_field,
 )
 from kata_pin.rights.broker.protocol import FileStatus
-from kata_pin.rights.broker.threads import executable_of, folder_of, living
+from kata_pin.rights.broker.threads import executable_of, executables, folder_of, living
 
 # Processes as /proc shows them: one at a time, or the table of all.
 #
@@ -103,6 +103,13 @@ def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
     """
     found = exe_file(root, pid)
     return found.path, found.deleted
+
+
+def exe_paths(root: HostRoot, pids: Sequence[int]) -> list[str]:
+    """Return the path of the executable of each process at once; empty where `exe` has none."""
+    live = root.live
+    links = root.calls.executables(pids) if live else executables(pids, root.proc())
+    return [link.removesuffix(DELETED) for link in links]
 
 
 def exe_file(root: HostRoot, pid: int) -> ExeFile:

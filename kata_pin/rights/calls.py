@@ -78,6 +78,9 @@ class Calls(Protocol):
     def executable(self, pid: int) -> tuple[FileStatus, str]:
         """Return the status and the name of the file that a process executes."""
 
+    def executables(self, pids: Sequence[int]) -> list[str]:
+        """Return the names of what processes execute, empty where that cannot be seen."""
+
     def system_calls(self, process: str, tids: Sequence[int]) -> list[ThreadCall]:
         """Return what threads of a process wait in; `process` is its folder in /proc.
 
@@ -205,6 +208,10 @@ class DirectCalls:
         """See Calls."""
         link, target = executable_of(pid)
         return as_status(os.stat(link)), target
+
+    def executables(self, pids: Sequence[int]) -> list[str]:
+        """See Calls."""
+        return threads.executables(pids)
 
     def system_calls(self, process: str, tids: Sequence[int]) -> list[ThreadCall]:
         """See Calls."""

@@ -259,6 +259,14 @@ class BrokerCalls(ThreadCalls, FileCalls):
         status = FileStatus(*STATUS.unpack_from(answer))
         return status, os.fsdecode(answer[STATUS.size :])
 
+    def executables(self, pids: Sequence[int]) -> list[str]:
+        """See Calls."""
+        found: list[str] = []
+        for at in range(0, len(pids), threads.MAX_PIDS):
+            asked = array("I", pids[at : at + threads.MAX_PIDS]).tobytes()
+            found += os.fsdecode(self._ask("executables", {"pids": asked})).split("\0")
+        return found
+
     def descriptors(self, process: str) -> list[str]:
         """See Calls."""
         answer = self._ask("descriptors", {"pid": _number_in(_PROCESS, process)})

@@ -15,7 +15,7 @@ from kata_pin.follow.reports import Adoption
 from kata_pin.guest.manager import Agents
 from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot, read_text
-from kata_pin.linux.process import ProcessIndex, cgroups, exe, read_process
+from kata_pin.linux.process import ProcessIndex, cgroups, exe, exe_paths, read_process
 from kata_pin.peers.kata import read_kata_configs
 from kata_pin.records.bundles import BundleReader
 from kata_pin.records.containers import Registry
@@ -55,6 +55,7 @@ def compose(
         partial(read_process, root),
         facts.cmdline,
         partial(exe, root),
+        partial(exe_paths, root),
         facts.exe_file,
         partial(cgroups, root),
         partial(why_not_roots, root),

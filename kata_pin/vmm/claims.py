@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from kata_pin.base.errors import HostError, NotRead, ParseError, reason_of
 from kata_pin.base.sandbox import Process, ProcessKey
-from kata_pin.base.steps import Steps
+from kata_pin.base.steps import STEP, Steps
 from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID, VmmCommand, parse_shim
 from kata_pin.vmm import checks
 from kata_pin.vmm.checks import DEFAULT_SHIMS, Allowlist, VmmAllowlist, VmmRefused
@@ -72,9 +72,20 @@ class VmmClaims:
         """Look at processes that are new, young or renamed; yields after each that took a call."""
         processes = {one.key: one for one in self._host.processes.all()}
         self._forget(processes.keys())
+        trusted: list[Process] = []
         for key, process in processes.items():
             if self._seen.get(key) != (process.comm, process.ppid):
-                self._look_at(process)
+                if process.kernel or not self._is_trusted(process):  # stays so until it execs
+                    self._drop(key)
+                    self._seen[key] = process.comm, process.ppid
+                else:
+                    trusted.append(process)
+                yield
+        for at in range(0, len(trusted), STEP):
+            several = trusted[at : at + STEP]
+            paths = self._host.exe_paths([process.pid for process in several])
+            for process, path in zip(several, paths, strict=True):
+                self._look_at(process, path)
                 yield
 
     def of(self, sandbox_id: str) -> Sequence[VmmClaim]:
@@ -99,13 +110,10 @@ class VmmClaims:
         named = self._allowed.may_run_in(process.comm) or is_file_server(process.comm)
         return named and self._is_trusted(process)
 
-    def _look_at(self, process: Process) -> None:
+    def _look_at(self, process: Process, path: str) -> None:
         self._drop(process.key)
-        if process.kernel or not self._is_trusted(process):  # stays so until it execs
-            self._seen[process.key] = process.comm, process.ppid
-            return
         try:
-            claim = self._claim_of(process)
+            claim = self._claim_of(process, path)
         except NotRead:
             self.unread[process.key] = process
             return
@@ -117,8 +125,7 @@ class VmmClaims:
         if not checks.is_young(process):
             self._seen[process.key] = process.comm, process.ppid
 
-    def _claim_of(self, process: Process) -> VmmClaim | None:
-        path, _ = self._host.exe(process.pid)
+    def _claim_of(self, process: Process, path: str) -> VmmClaim | None:
         kind = self._allowed.kind_of(path)
         if kind is None:
             if self._shims.holds(path) or is_file_server(path):

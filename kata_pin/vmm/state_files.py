@@ -69,8 +69,9 @@ class HostAccess(Struct, frozen=True):
     """The host's readers. The caller refreshes `processes`; the others read afresh each time.
 
     `cmdline` and `exe_file` may be answered from what was read before, because
-    reading them can take for ever; they raise NotRead where that is not there. `why_not_roots`
-    returns why somebody else than root may have put a process into a cgroup, empty for nobody.
+    reading them can take for ever; they raise NotRead where that is not there. `exe_paths` returns
+    the paths of several processes at once, empty where `exe` has none. `why_not_roots` returns why
+    somebody else than root may have put a process into a cgroup, empty for nobody.
     """
 
     root: HostPaths
@@ -78,6 +79,7 @@ class HostAccess(Struct, frozen=True):
     read_process: Callable[[int], Process]
     cmdline: Callable[[int], Sequence[str]]
     exe: Callable[[int], tuple[str, bool]]
+    exe_paths: Callable[[Sequence[int]], Sequence[str]]
     exe_file: Callable[[int], ExeFile]
     cgroups: Callable[[int], Cgroups]
     why_not_roots: Callable[[CgroupEntry], str]

@@ -38,7 +38,7 @@ OFF: Final[Mapping[str, object]] = {
 """The first message of a daemon that needs nothing."""
 
 _ANSWER_S: Final = 20.0
-_BINARY: Final = frozenset({"changes", "writes", "tids", "window"})
+_BINARY: Final = frozenset({"changes", "writes", "pids", "tids", "window"})
 _STATUS: Final = struct.Struct("=QQIIIqq")
 _CHANGE: Final = struct.Struct("=iiQQH")
 

@@ -45,7 +45,7 @@ GOOD: Final[dict[str, int | str | bytes]] = {
     **dict.fromkeys(("limit", "root", "base", "place", "above", "pattern", "cpu", "mask"), 0),
     **dict.fromkeys(("token", "execs", "greeting_ms", "session_ms", "policy", "priority"), 0),
     **dict.fromkeys(("sandbox", "container", "namespace", "program", "class", "group"), "p1"),
-    **dict.fromkeys(("writes", "tids", "window"), b""),
+    **dict.fromkeys(("writes", "pids", "tids", "window"), b""),
     "pid": 2**22 + 1,
     "spec": "s",
     "driver": "overlay",

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -207,6 +208,14 @@ def test_what_is_shown_of_strangers() -> None:
         assert reply.content == os.fsencode(os.readlink(link))
         assert (reply.status.inode, reply.status.uid) == (found.st_ino, found.st_uid)
         assert ask("executable", GONE).errno == errno.ENOENT
+        own, kthreadd = os.fsencode(os.readlink("/proc/self/exe")), 2
+        several = array("I", [GONE, pid, kthreadd, 2**32 - 1, os.getpid()]).tobytes()
+        assert ask("executables", several).data.split(b"\0") == [b"", reply.content, b"", b"", own]
+        for data in (several[:-1], array("I", [pid] * 257).tobytes()):
+            assert ask.refusals("executables", data) == errno.EINVAL
+        assert (
+            ask("executables", array("I", [pid] * 256).tobytes()).data.count(reply.content) == 256
+        )
         for name in ("descriptors", "kvm-vcpus"):
             assert ask.refusals(name, pid) == errno.EACCES
             assert ask.refusals(name, GONE) == errno.ESRCH
@@ -313,6 +322,7 @@ def test_a_process_whose_first_thread_has_exited(tmp_path: Path) -> None:
         stat = Path(f"/proc/{vmm.pid}/stat")
         wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "Z", "its first thread's end")
         assert ask("executable", vmm.pid).content == os.fsencode(PYTHON)
+        assert ask("executables", struct.pack("=I", vmm.pid)).data == os.fsencode(PYTHON)
         assert reader("slow-file", 7, vmm.pid, "cmdline").data == os.fsencode(PYTHON)[:7]
         assert refusal(ask, vmm.pid) == 0 or os.sched_getaffinity(vmm.pid)
         assert ask("descriptors", vmm.pid).errno == 0

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -22,8 +22,12 @@ pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
 
-OF_STRANGERS = frozenset({"executable", "slow-file", "child", "end-child"})
+OF_STRANGERS = frozenset({"executable", "executables", "slow-file", "child", "end-child"})
 """Rows that other new processes of the machine cost, too: each is looked at once or twice."""
+
+
+STRANGERS = 30
+"""New processes of root's."""
 
 
 class Counted(NamedTuple):
@@ -75,6 +79,19 @@ def test_a_hook_asks_once(daemon: Counted) -> None:
             asked = daemon.taken()
             assert asked.count("affinities") == 1, number
             assert set(asked) <= {"affinities", "sandbox-state-go"}, number
+
+
+def test_a_first_hook_asks_about_all_strangers_at_once(daemon: Counted) -> None:
+    """A new sandbox's hook looks at all new processes of the node, by one request for many."""
+    with ExitStack() as strangers, daemon.node.pod("p1", machine=Machine(boot=1)) as pod:
+        for _ in range(STRANGERS):
+            process = strangers.enter_context(subprocess.Popen(["/usr/bin/sleep", "60"]))
+            strangers.callback(process.kill)
+        daemon.requests.taken()
+        pod.announce()
+        asked = daemon.requests.taken()
+    assert asked.count("executables") > 0
+    assert asked.count("executable") < STRANGERS
 
 
 def test_a_container_without_a_vm(daemon: Counted) -> None:

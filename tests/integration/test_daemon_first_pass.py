@@ -53,6 +53,11 @@ class NotedCalls(DirectCalls):
         self.noted.append(("read", pid))
         return super().executable(pid)
 
+    def executables(self, pids: Sequence[int]) -> list[str]:
+        """See Calls."""
+        self.noted += [("read", pid) for pid in pids]
+        return super().executables(pids)
+
     def stat(self, path: str) -> FileStatus:
         """See Calls."""
         self._note(path)

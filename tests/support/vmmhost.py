@@ -16,7 +16,15 @@ from kata_pin.base.sandbox import Task
 from kata_pin.engine.observe import Survey
 from kata_pin.linux.cgroups import CpusetReader, why_not_roots
 from kata_pin.linux.files import HostRoot
-from kata_pin.linux.process import ProcessIndex, cgroups, cmdline, exe, exe_file, read_process
+from kata_pin.linux.process import (
+    ProcessIndex,
+    cgroups,
+    cmdline,
+    exe,
+    exe_file,
+    exe_paths,
+    read_process,
+)
 from kata_pin.linux.tasks import TaskReader
 from kata_pin.vmm.checks import DEFAULT_SHIMS
 from kata_pin.vmm.find import Executables
@@ -58,6 +66,7 @@ def facts(root: HostRoot, index: ProcessIndex | None = None) -> HostAccess:
         partial(read_process, root),
         partial(cmdline, root),
         partial(exe, root),
+        partial(exe_paths, root),
         partial(exe_file, root),
         partial(cgroups, root),
         partial(why_not_roots, root),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import EACCES, EINVAL, EMFILE, ENODEV
@@ -231,6 +232,12 @@ class Operations:
     def _executable(self, values: Values, _: Sequence[int]) -> Answer:
         link, target = executable_of(values["pid"])
         return Answer(STATUS.pack(*status_of(link)) + os.fsencode(target))
+
+    def _executables(self, values: Values, _: Sequence[int]) -> Answer:
+        pids = array("I", values["pids"])
+        if len(pids) > threads.MAX_PIDS:
+            raise ValueError("too many processes")
+        return Answer(b"\0".join(map(os.fsencode, threads.executables(pids))))
 
     def _program(self, values: Values, _: Sequence[int]) -> Answer:
         known = programs(self._settings)

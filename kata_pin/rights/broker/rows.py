@@ -196,6 +196,7 @@ ROWS: Final = (
     # Processes and threads.
     Row("affinities", CALL_ROW, (Rest("changes"),)),
     Row("executable", CALL_ROW, (PID,)),
+    Row("executables", CALL_ROW, (Rest("pids"),)),
     Row("program", CALL_ROW, (PATTERN, TextArgument("program", f"({PROGRAM.pattern})?"))),
     Row("verify-jail", CALL_ROW, (PID, BASE, PROGRAM, SANDBOX)),
     Row("kvm-vcpus", CALL_ROW, (PID,)),

@@ -182,6 +182,17 @@ def executable_of(pid: int, proc: str = "/proc") -> tuple[str, str]:
         return link, os.readlink(link)
 
 
+def executables(pids: Iterable[int], proc: str = "/proc") -> list[str]:
+    """Return where the link of each process leads, as `executable_of`; empty where that fails."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(executable_of(pid, proc)[1])
+        except OSError:
+            found.append("")
+    return found
+
+
 def living(pid: int, proc: str = "/proc") -> str | None:
     """Return the folder of a process, or of a living thread of it if its first one has exited.
 
@@ -213,6 +224,7 @@ def _lives(folder: str) -> bool:
 MAX_OPEN: Final = 2048
 """Most descriptors of a process that are looked at: the oldest numbers, vCPUs' and devices' own."""
 
+MAX_PIDS: Final = 256
 MAX_TIDS: Final = 1024
 MAX_VMS: Final = 65_536
 MAX_VCPUS: Final = 4096

@@ -66,6 +66,7 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
         read,
         lambda _: argv,
         lambda _: (path, False),
+        lambda pids: [path for _ in pids],
         lambda _: file,
         cgroups,
         partial(why_not_roots, root),
@@ -242,6 +243,13 @@ def test_a_vmm_that_less_confirms_is_compared_with_others(
     assert (VmmFinder(host, before=lambda _: before).confirm("p1") is not None) is kept
 
 
+def _running(host: HostAccess, path: Sequence[str]) -> HostAccess:
+    """Return the host with the executable that `path` has at the time of each look."""
+    return replace(
+        host, exe=lambda _: (path[0], False), exe_paths=lambda pids: [path[0] for _ in pids]
+    )
+
+
 def test_a_child_that_was_seen_before_its_exec_is_looked_at_again(tmp_path: Path) -> None:
     """exec may keep the name: while a process is young, that it claims nothing is not kept."""
     born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -250,7 +258,7 @@ def test_a_child_that_was_seen_before_its_exec_is_looked_at_again(tmp_path: Path
     host = _facts(HostRoot(str(tmp_path)), argv, cgroup)
     child = replace(host.read_process(1780), key=ProcessKey(1780, born))
     host.processes.process = child  # type: ignore[attr-defined]
-    finder = VmmFinder(replace(host, exe=lambda _: (path[0], False)))
+    finder = VmmFinder(_running(host, path))
     assert finder.sandboxes() == {}
     path[0] = QEMU
     assert finder.sandboxes() == {"p1": 1780}
@@ -261,7 +269,7 @@ def test_a_process_that_executes_a_vmm_late_is_looked_at_again(tmp_path: Path) -
     host = _facts(HostRoot(str(tmp_path)), [QEMU, "-name", "sandbox-p1"], b"0::/kata_p1\n")
     path, later = ["/bin/sh"], host.read_process(1780)
     host.processes.process = replace(later, comm="sh")  # type: ignore[attr-defined]
-    finder = VmmFinder(replace(host, exe=lambda _: (path[0], False)))
+    finder = VmmFinder(_running(host, path))
     assert finder.sandboxes() == {}
     host.processes.process, path[0] = later, QEMU  # type: ignore[attr-defined]
     assert finder.sandboxes() == {"p1": 1780}
