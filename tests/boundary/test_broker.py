@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -341,6 +342,26 @@ def test_children_are_bounded_and_can_be_ended() -> None:
         with ask.child("reader") as reader:
             assert reader("slow-file", 9, os.getpid(), "cmdline").errno == 0
             assert len(os.listdir(f"/proc/{ask.pid}/fd")) == held + 1, "of those it keeps nothing"
+
+
+def test_a_child_that_cannot_be_watched_leaves_nothing() -> None:
+    """Its socket is closed: it ends, and the broker has no descriptor more than before.
+
+    Two descriptors are left, which the socket takes. A child that ends at once cannot be watched
+    either.
+    """
+    with broker() as ask:
+        folder = f"/proc/{ask.pid}/fd"
+        before = {int(name) for name in os.listdir(folder)}
+        room = [fd for fd in range(max(before) + 4) if fd not in before]
+        limits = resource.prlimit(ask.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(ask.pid, resource.RLIMIT_NOFILE, (room[2], limits[1]))
+        assert ask("child", "reader").errno == errno.EMFILE
+        resource.prlimit(ask.pid, resource.RLIMIT_NOFILE, limits)
+        wait_for(lambda: not ask.children(), "the child to end")
+        assert {int(name) for name in os.listdir(folder)} == before
+        with ask.child("reader") as reader:
+            assert reader("slow-file", 9, os.getpid(), "cmdline").errno == 0
 
 
 def test_a_child_that_hangs_costs_nobody_else() -> None:

@@ -293,13 +293,12 @@ class Operations:
         if len(self._children) >= MAX_READERS:
             raise OSError(EMFILE, "too many children are stuck")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
+        with ours, theirs:
             pid = os.fork()
             if not pid:
                 CHILDREN[values["kind"]].begin(ours.fileno(), self._policy)
-            theirs_fd = theirs.detach()
-            self._children[pid] = os.pidfd_open(pid)
-        return Answer(NUMBER.pack(pid), (theirs_fd,))
+            self._children[pid] = os.pidfd_open(pid)  # ESRCH if it has ended already
+            return Answer(NUMBER.pack(pid), (theirs.detach(),))
 
     def _end_child(self, values: Values, _: Sequence[int]) -> Answer:
         fd = self._children.get(values["pid"])
