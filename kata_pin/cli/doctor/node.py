@@ -170,7 +170,7 @@ def examine(
         lambda: rights(host),
         lambda: pins(host),
         lambda: cgroups(host, state),
-        lambda: debugfs(host),
+        lambda: debugfs(host, state.daemon.pid if state is not None else None),
         lambda: process_events(config),
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.scheduler(host),
@@ -326,13 +326,19 @@ def pins(root: HostRoot) -> Row:
     return Row("affinities", "info", f"{text}: {found.reason}")
 
 
-def debugfs(root: HostRoot) -> Row:
-    """Return whether KVM's directory in debugfs is readable: the best source of vCPU threads."""
+def debugfs(root: HostRoot, daemon: int | None = None) -> Row:
+    """Return whether KVM's directory in debugfs is readable: the best source of vCPU threads.
+
+    It is read by the daemon of this pid, if there is one, which may have mounts of its own.
+    """
+    theirs = root.proc(daemon or 0, "root")
+    if os.access(theirs, os.X_OK):
+        root = replace(root, root=theirs)
     mount, path = root.path(root.debugfs), root.debug("kvm")
     try:
         if not os.listdir(mount):
             text = f"not mounted at {mount}; vCPUs are identified by KVM file descriptors"
-            return Row("debugfs", "warn", text, here(words.DEBUGFS, mount=mount))
+            return Row("debugfs", "warn", text, here(words.DEBUGFS, mount=root.debugfs))
         vms = sum(1 for name in os.listdir(path) if "-" in name)
     except FileNotFoundError as error:
         return Row("debugfs", "warn", f"{error.filename} does not exist: KVM is not loaded")

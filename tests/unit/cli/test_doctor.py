@@ -101,6 +101,18 @@ def test_debugfs_states_are_told_apart(tmp_path: Path) -> None:
     assert (row.status, row.text) == ("ok", f"{mount}/kvm is readable, 1 VM")
 
 
+def test_debugfs_is_looked_at_as_the_daemon_sees_it(tmp_path: Path) -> None:
+    """It may be mounted for the daemon alone, or not for it; without one, what is here counts."""
+    host = HostRoot(str(tmp_path), debugfs="/debug")
+    theirs = tmp_path / "proc" / "812" / "root" / "debug"
+    for mount in (tmp_path / "debug", theirs):
+        mount.mkdir(parents=True)
+    (theirs / "kvm" / "41-13").mkdir(parents=True)
+    row = node.debugfs(host, 812)
+    assert (row.status, row.text) == ("ok", f"{theirs}/kvm is readable, 1 VM")
+    assert node.debugfs(host).remedy == "mount -t debugfs none /debug"
+
+
 def test_process_events_are_tried_on_this_host() -> None:
     """The row agrees with the setting: switched off is said even where they work."""
     assert node.process_events(Config()).status in {"ok", "warn"}
