@@ -73,7 +73,7 @@ def of_task(
 
     `is_theirs`: the pCPU is in that sandbox's mask too.
     """
-    if task is not None and _is_ours(task):
+    if task is not None and is_ours(task):
         return OURS
     if task is None or kind is TaskClass.UNKNOWN:
         return IntruderRemedy(
@@ -159,7 +159,8 @@ def _kernel(task: SeenTask, free: CpuSet) -> IntruderRemedy:
     return IntruderRemedy(text, f"taskset -p -c {free} {task.tid}")
 
 
-def _is_ours(task: SeenTask) -> bool:
+def is_ours(task: SeenTask) -> bool:
+    """Whether a task is a command, a hook or the daemon of kata-pin, by its name or its unit."""
     return bool(_OURS & {task.comm, task.process}) or place_of(task.cgroup).unit == _OUR_UNIT
 
 

@@ -12,12 +12,12 @@ from kata_pin.base.values import CheckVerdict
 
 
 class IntruderGroup(Struct, frozen=True):
-    """Processes of one pod, systemd unit or cgroup that may run on others' exclusive pCPUs.
+    """Processes of one owner that may run on others' exclusive pCPUs.
 
     How much CPU time they used there is known only for the time of the measurement.
     """
 
-    name: str  #: pod, systemd unit or cgroup
+    name: str  #: pod, `kata-pin itself`, systemd unit or cgroup
     unit: str  #: systemd unit; empty: none
     cgroup: str  #: cgroup of the first process
     sandbox: str  #: id of their sandbox; empty: none

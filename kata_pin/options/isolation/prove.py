@@ -33,7 +33,7 @@ from kata_pin.options.isolation import decide, guest, tables
 from kata_pin.options.isolation.decide import judge_counts
 from kata_pin.options.isolation.tables import by_process
 from kata_pin.placement.owners import Known, Owner
-from kata_pin.placement.remedies import NodeConditions
+from kata_pin.placement.remedies import OURS, NodeConditions
 
 # `prove`: measures what runs on exclusive pCPUs, and says what that proves.
 #
@@ -369,7 +369,7 @@ def _finding(row: ProvedPcpu, percent: float, tasks: list[RanTask], *, fails: bo
 
 
 def _named(task: RanTask) -> str:
-    owner = task.pod or task.unit
+    owner = "kata-pin itself" if task.remedy == OURS.text else task.pod or task.unit
     whose = f" of {owner}" if owner else ""
     who = f" (pid {task.pid}{whose})" if task.pid else ""
     time = "" if task.total_ms is None else f" {task.total_ms:.1f} ms"

@@ -28,9 +28,11 @@ def node_of_this_host() -> State:
 
 
 @contextmanager
-def child(cpus: set[int]) -> Iterator[int]:
+def child(cpus: set[int], name: str = "python") -> Iterator[int]:
     """Run a process confined to some CPUs."""
-    code = f"import os,sys; os.sched_setaffinity(0, {cpus}); print(1, flush=True); sys.stdin.read()"
+    code = f"import os,sys; os.sched_setaffinity(0, {cpus})"
+    code += f"; open('/proc/self/comm', 'w').write({name!r}); print(1, flush=True)"
+    code += "; sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -97,6 +99,20 @@ def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
     assert [thread.tid for thread in process.threads] == [pid]
     assert process.intruder
     assert not any(read_process(HOST, p).kernel for p in found if p in {1, 2})
+
+
+def test_commands_of_kata_pin_are_not_named_after_who_runs_them() -> None:
+    """`kata-pin top` of a session that lists pods' CPUs is kata-pin's own, not that session's."""
+    cpu = CPUS[0]
+    state = node_of_this_host()
+    state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu), exclusive=str(cpu)),))
+    with child({cpu}, "kata-pin") as own, child({cpu}) as other:
+        groups = who_report.groups(state, None, {})
+    pids = {group.name: {process.pid for process in group.processes} for group in groups}
+    (ours,) = (group for group in groups if group.name == "kata-pin itself")
+    assert own in pids.pop("kata-pin itself")
+    assert ours.remedy.startswith("kata-pin's own")
+    assert any(other in those for those in pids.values())
 
 
 def test_a_sandboxs_own_threads_do_not_intrude() -> None:
