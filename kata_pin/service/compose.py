@@ -70,7 +70,8 @@ def compose(
     finder = VmmFinder(host, paths=kata, executables=executables, before=vmms.of)
     bundles = BundleReader(config.paths.bundle_roots, root.calls)
     events = NodeEvents(registry)
-    options = Options()
+    sandboxes = sandboxes or Sandboxes()
+    options = Options(sandboxes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     threads = ThreadFinder(root, node, index, host, kata, finder.shims)
     survey = Survey(index, finder, facts)
@@ -81,7 +82,6 @@ def compose(
     )  # fmt: skip
     agents = Agents(root, kata, live)
     adoption = Adoption(root, registry, kata, finder, index, bundles)
-    sandboxes = sandboxes or Sandboxes()
     return Core(
         live, root, registry, pins, bundles, node, index, finder, engine, kata, agents, adoption,
         events, kata_pinning, survey, neighbours,

@@ -101,7 +101,8 @@ class DaemonMetrics:
             await self._count()
             self._intruders = await self._count_intruders()
             registry = CollectorRegistry(auto_describe=False)
-            registry.register(_Collected([*readings(METRICS, self), *self.core.options.metrics()]))
+            options = self.core.options.metrics(row.name for row in METRICS)
+            registry.register(_Collected([*readings(METRICS, self), *options]))
             return await asyncio.to_thread(generate_latest, registry)
 
     async def _count(self) -> None:

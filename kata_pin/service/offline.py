@@ -111,7 +111,8 @@ def unpin(config: Config, sandbox_id: str | None) -> Applied:
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.pins.set_released(chosen, released=True)
-        return Applied(kind="unpin", sandboxes=applied(_undo(parts, "unpin", chosen)[0]))
+        done, kept = _undo(parts, "unpin", chosen)
+        return Applied(kind="unpin", sandboxes=applied(done), **kept)
 
 
 def release_all(config: Config) -> Applied:

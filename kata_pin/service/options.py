@@ -20,9 +20,10 @@ from kata_pin.base.config.options import OPTIONS, Option, known
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.documents.check import Finding
-from kata_pin.base.errors import ConfigError, KataPinError, reason_of
+from kata_pin.base.errors import ConfigError, KataPinError, StateError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
 from kata_pin.base.sandbox import Container, ThreadKey
+from kata_pin.base.values import NoteLevel
 from kata_pin.engine.counters import Observer, Shown
 from kata_pin.engine.node import NodeWatch, PcpuOwners
 from kata_pin.engine.observe import Survey
@@ -207,16 +208,30 @@ async def guarded(task: Coroutine[object, object, None]) -> None:
 
 
 class Options:
-    """The options that run, in the order of the table."""
+    """The options that run, in the order of the table.
 
-    def __init__(self) -> None:
+    One that fails to say what CPUs a sandbox has, or to restore what it changed, is named, and
+    affects neither the passes nor the other options: it may be of another package.
+    """
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
         self._running: dict[str, Running] = {}
         self._kinds: list[str] = []
+        self._failures: dict[tuple[str, str, str], str] = {}
+        """Why an option failed, by sandbox, option and method, until it no longer does."""
+        self._left_out: dict[tuple[str, str], str] = {}
+        """Whose metric has the name of an option's too, by option and metric."""
 
     def start(self, core: Core, due: Callable[[Option], bool]) -> list[Running]:
         """Start each option that is due and does not run yet; return these. Raises KataPinError."""
         new = [row for row in known(core.live.now) if row.name not in self._running and due(row)]
         started = {row.name: _started(row, core) for row in new}
+        verbs: dict[str, str] = {}
+        for name, option in (self._running | started).items():
+            for verb in option.verbs():
+                if (other := verbs.setdefault(verb, name)) != name:
+                    raise ConfigError(f"its verb {verb!r} is one of option {other}", key=name)
         self._running |= started
         self._kinds += [finding.kind for row in new for finding in row.findings]
         return [*started.values()]
@@ -226,14 +241,46 @@ class Options:
         return iter(self._running.values())
 
     def allot(self, containers: Sequence[Container]) -> Allotment:
-        """Return a sandbox's containers with the CPUs that an option decides now to give them."""
-        decided = (option.allot(containers) for option in self)
-        return next(filter(None, decided), None) or nothing_allotted(containers)
+        """Return a sandbox's containers with the CPUs that an option decides now to give them.
+
+        Where it fails to decide, what it decided before holds. Raises StateError.
+        """
+        return self._decided(containers, "allot", "granted")
 
     def granted(self, containers: Sequence[Container]) -> Allotment:
-        """Return the same as decided so far; decides nothing."""
-        decided = (option.granted(containers) for option in self)
-        return next(filter(None, decided), None) or nothing_allotted(containers)
+        """Return the same as decided so far; decides nothing. Raises StateError."""
+        return self._decided(containers, "granted")
+
+    def _decided(self, containers: Sequence[Container], *methods: str) -> Allotment:
+        """Return what the first option says that has a say, by the first method that works."""
+        sandbox_id = containers[0].sandbox_id if containers else ""
+        for name, option in self._running.items():
+            for method in methods:
+                key = sandbox_id, name, method
+                try:
+                    allotment: Allotment | None = getattr(option, method)(containers)
+                except StateError:  # of the registry: the pass is tried again
+                    raise
+                except Exception as error:  # a fault barrier: an option may be of another package
+                    if self._is_news(key, reason_of(error)):
+                        why = "sandbox %s: option %s failed in %s: %s"
+                        log.error(why, *key, reason_of(error))
+                        log.debug("option %s failed", name, exc_info=True)
+                    continue
+                self._failures.pop(key, None)
+                if allotment is not None:
+                    return allotment
+                break
+        return nothing_allotted(containers)
+
+    def _is_news(self, key: tuple[str, str, str], why: str) -> bool:
+        """Keep why an option failed; return whether it did not fail so before."""
+        if self._failures.get(key) == why:
+            return False
+        known = {*self._sandboxes.ids, key[0]}
+        self._failures = {one: its for one, its in self._failures.items() if one[0] in known}
+        self._failures[key] = why
+        return True
 
     def exclusive(self) -> CpuSet:
         """Return the pCPUs that options gave to containers exclusively."""
@@ -241,11 +288,18 @@ class Options:
 
     def notes(self, sandbox_id: str) -> Iterator[Note]:
         """Yield what an operator should know of a sandbox."""
+        for (sandbox, name, method), why in tuple(self._failures.items()):
+            if sandbox == sandbox_id:
+                text = f"option {name} failed in {method}, so its CPUs may be out of date: {why}"
+                yield Note("option-failed", text, NoteLevel.WARNING)
         for option in self:
             yield from option.notes(sandbox_id)
 
     def node_notes(self) -> Iterator[Note]:
         """Yield what an operator should know of the node."""
+        for (name, metric), other in tuple(self._left_out.items()):
+            text = f"metric {metric} of option {name} is not shown: {other} has one of that name"
+            yield Note("option-metric", text, NoteLevel.WARNING)
         for option in self:
             yield from option.node_notes()
 
@@ -277,10 +331,18 @@ class Options:
             counts |= option.violations()
         return counts
 
-    def metrics(self) -> Iterator[Shown]:
-        """Yield what they count."""
-        for option in self:
-            yield from option.metrics()
+    def metrics(self, taken: Iterable[str]) -> Iterator[Shown]:
+        """Yield what they count; a metric is left out, and that is logged, if its name is taken."""
+        owners = dict.fromkeys(taken, "kata-pin")
+        for name, option in self._running.items():
+            for row, value in option.metrics():
+                other = owners.setdefault(row.name, f"option {name}")
+                if other == f"option {name}":
+                    yield row, value
+                elif (name, row.name) not in self._left_out:
+                    self._left_out[name, row.name] = other
+                    log.error("metric %s of option %s is not shown: %s has one of that name",
+                              row.name, name, other)  # fmt: skip
 
     async def give_back(self, ids: Collection[str] | None = None) -> dict[str, Any]:
         """Restore what was changed for these sandboxes, all of it if None.
@@ -288,6 +350,12 @@ class Options:
         Returns what could not be restored, by fields of Applied.
         """
         kept: dict[str, Any] = {}
-        for option in self:
-            kept |= await option.give_back(ids)
-        return kept
+        failed: list[str] = []
+        for name, option in self._running.items():
+            try:
+                kept |= await option.give_back(ids)
+            except Exception as error:  # a fault barrier: each has its turn
+                failed.append(f"option {name}: {reason_of(error)}")
+                log.error("what an option changed is not restored: %s", failed[-1])
+                log.debug("option %s failed", name, exc_info=True)
+        return {**kept, "options_failed": tuple(failed)}

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = make_package(tmp_path / "packages")
     monkeypatch.syspath_prepend(str(folder))
     yield folder
-    for name in [one for one in sys.modules if one.partition(".")[0] == "siren_option"]:
+    for name in [one for one in sys.modules if one.partition(".")[0].endswith("_option")]:
         del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -38,6 +39,22 @@ async def command(package: Path, node: Node, *words: str) -> tuple[int | None, s
     )
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+def add_method(package: Path, method: str, *, name: str = "siren") -> None:
+    """Add a method to the option of a package."""
+    keeper = package / f"{name}_option" / "keeper.py"
+    text = keeper.read_text()
+    keeper.write_text(text.replace("    def passed(", f"    {method}\n\n    def passed(", 1))
+
+
+async def fails_to_start(node: Node, error: str) -> None:
+    """Start a daemon, which ends with an error."""
+    with pytest.raises(ExceptionGroup) as failed:
+        await node.start()
+    with pytest.raises(ExceptionGroup):
+        await node.__aexit__(None, None, None)
+    assert failed.group_contains(Exception, match=error)
 
 
 async def test_an_option_by_entry_point_alone(tmp_path: Path, package: Path) -> None:
@@ -113,11 +130,7 @@ async def test_one_that_cannot_be_started_is_named(tmp_path: Path, package: Path
         assert "no option answers" in (await node.request("option", name="siren"))["error"]
     (tmp_path / "again").mkdir()
     again = Node(tmp_path / "again", siren="")
-    with pytest.raises(ExceptionGroup) as failed:
-        await again.start()
-    with pytest.raises(ExceptionGroup):
-        await again.__aexit__(None, None, None)
-    assert failed.group_contains(Exception, match="siren: the option cannot be started")
+    await fails_to_start(again, "siren: the option cannot be started")
 
 
 @pytest.mark.parametrize(
@@ -174,11 +187,133 @@ async def test_a_check_of_doctor_that_fails_is_a_row(tmp_path: Path, package: Pa
 
 async def test_a_task_that_fails_ends_alone(tmp_path: Path, package: Path) -> None:
     """The daemon goes on, with the option's documents: it may be of anybody."""
-    keeper = package / "siren_option" / "keeper.py"
-    broken = "    def tasks(self):\n        yield fail()\n\n    def passed("
-    text = keeper.read_text().replace("    def passed(", broken, 1)
-    keeper.write_text(f"{text}\n\nasync def fail():\n    return 1 // 0\n")
+    add_method(package, "def tasks(self):\n        yield fail()")
+    with (package / "siren_option" / "keeper.py").open("a") as keeper:
+        keeper.write("\n\nasync def fail():\n    return 1 // 0\n")
     async with Node(tmp_path, siren={"most_threads": "2"}) as node:
         vm = node.vm("p1")
         await node.create(vm, "c1", "4-5", exclusive=True)
         assert vm.id in (await node.ask("option", name="siren"))["threads"]
+
+
+async def test_one_that_cannot_restore_keeps_no_other_from_it(
+    tmp_path: Path, package: Path
+) -> None:
+    """Each has its turn, and then the threads; the one that failed is named."""
+    make_package(package, name="horn")
+    add_method(package, "async def give_back(self, ids):\n        return 1 // 0")
+    kept = 'return {"quiet_kept": ("asked the horn",)}'
+    add_method(package, f"async def give_back(self, ids):\n        {kept}", name="horn")
+    async with Node(tmp_path, siren={}, horn={}) as node:
+        vm = node.vm("p1")
+        first = vm.masks
+        await node.create(vm, "c1", "4-5", exclusive=True)
+        assert vm.masks != first
+        done = await node.ask("release")
+        assert done["options_failed"] == ["option siren: integer division or modulo by zero"]
+        assert done["quiet_kept"] == ["asked the horn"]
+        assert vm.masks == first
+
+
+@pytest.mark.parametrize(("granted", "expected"), [("1 // 0", {"4", "5"}), ("given", {"6"})])
+async def test_one_that_cannot_decide_fails_no_pass(
+    tmp_path: Path,
+    package: Path,
+    caplog: pytest.LogCaptureFixture,
+    granted: str,
+    expected: set[str],
+) -> None:
+    """What it decided before holds if it can tell that, else what is recorded; both name it."""
+    add_method(package, "def allot(self, containers):\n        return 1 // 0")
+    add_method(
+        package,
+        "def granted(self, containers):\n"
+        "        from msgspec.structs import replace\n"
+        "        from kata_pin.base.cpuset import CpuSet\n"
+        "        from kata_pin.placement.masks import Allotment\n"
+        "        given = tuple(replace(one, cpus=CpuSet.parse('6')) for one in containers)\n"
+        f"        return Allotment({granted})",
+    )
+    async with Node(tmp_path, siren={}) as node:
+        vm = node.vm("p1")
+        await node.create(vm, "c1", "4-5", exclusive=True)
+        assert {vm.masks["v0"], vm.masks["v1"]} == expected
+        await node.ask("reconcile")
+        shown = await node.shown(vm)
+        (note, *_) = (one for one in shown["notes"] if one["code"] == "option-failed")
+        assert "option siren failed in allot" in note["text"]
+        logged = [one for one in caplog.messages if "option siren failed in allot" in one]
+        assert len(logged) == 1, "for the same reason only once"
+        _, out, err = await command(package, node, "doctor", vm.id)
+        assert "option siren failed in allot" in " ".join(out.split()), err
+
+
+async def test_two_options_with_one_name(tmp_path: Path, package: Path) -> None:
+    """The configuration is refused, whether both are of packages, which the error names, or not."""
+    make_package(package, name="horn", option="siren")
+    make_package(package, name="caches")
+    node = Node(tmp_path, siren={}, caches={})
+    try:
+        status, _, err = await command(package, node, "config", "check", "--file-only")
+    finally:
+        await node.__aexit__(None, None, None)
+    assert status == 78
+    assert re.search("siren: the packages (horn and siren|siren and horn) both have", err), err
+    assert "caches: kata-pin has an option of this name itself" in err
+
+
+async def test_two_options_with_one_verb(tmp_path: Path, package: Path) -> None:
+    """Neither answers in place of the other: the daemon names both, and does not start."""
+    make_package(package, name="horn")
+    keeper = package / "horn_option" / "keeper.py"
+    keeper.write_text(keeper.read_text().replace('return {"horn":', 'return {"siren":'))
+    await fails_to_start(
+        Node(tmp_path, siren={}, horn={}), "horn: its verb 'siren' is one of option siren"
+    )
+
+
+async def test_two_options_with_one_metric(tmp_path: Path, package: Path) -> None:
+    """A scrape with both would be refused whole: the later one is left out, and both are named."""
+    make_package(package, name="horn")
+    keeper = package / "horn_option" / "keeper.py"
+    text = keeper.read_text().replace('"horn_threads"', '"siren_threads"')
+    again = text.replace(
+        "METRICS = (", 'METRICS = (MetricRow("kata_pin_sandboxes", "Ours.", len), '
+    )
+    keeper.write_text(again)
+    async with Node(tmp_path, siren={}, horn={}) as node:
+        status, out, _ = await command(package, node, "metrics")
+        assert (status, out.count("\nsiren_threads "), out.count("\nkata_pin_sandboxes ")) == (
+            0,
+            1,
+            1,
+        )
+        notes = [one["text"] for one in (await node.ask("state"))["notes"]]
+        assert (
+            "metric siren_threads of option horn is not shown: option siren has one of that name"
+            in notes
+        )
+        assert (
+            "metric kata_pin_sandboxes of option horn is not shown: kata-pin has one of that name"
+            in notes
+        )
+
+
+async def test_two_options_with_one_command(tmp_path: Path, package: Path) -> None:
+    """Neither runs in place of the other; one that is ours is named by `config check`."""
+    make_package(package, name="horn")
+    row = package / "horn_option" / "__init__.py"
+    text = row.read_text()
+    row.write_text(text.replace('commands={"horn"', 'commands={"siren"'))
+    node = Node(tmp_path, horn={})
+    try:
+        status, _, err = await command(package, node, "siren")
+        assert (status, "the options horn and siren both have the command siren" in err) == (
+            78,
+            True,
+        )
+        row.write_text(text.replace('commands={"horn"', 'commands={"show"'))
+        status, _, err = await command(package, node, "config", "check", "--file-only")
+        assert (status, "horn: its command show is one of kata-pin's own" in err) == (78, True)
+    finally:
+        await node.__aexit__(None, None, None)

@@ -140,16 +140,24 @@ def siren(session) -> None:
 '''
 
 
-def make_package(folder: Path, entry: str = "siren_option:OPTION") -> Path:
-    """Write the package into a folder of Python's path, readable for everybody; return it."""
-    package, info = folder / "siren_option", folder / "siren-1.0.dist-info"
+def make_package(folder: Path, entry: str = "", *, name: str = "siren", option: str = "") -> Path:
+    """Write the package into a folder of Python's path, readable for everybody; return it.
+
+    Another `name` makes another package, with an option of that name unless `option` is another's.
+    """
+    option = option or name
+    package, info = folder / f"{name}_option", folder / f"{name}-1.0.dist-info"
     package.mkdir(parents=True)
     info.mkdir()
-    (package / "__init__.py").write_text(ROW)
-    (package / "keeper.py").write_text(KEEPER)
-    (package / "checks.py").write_text(CHECKS)
-    (package / "command.py").write_text(COMMAND)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: siren\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[kata_pin.options]\nsiren = {entry}\n")
+    for file, text in (
+        ("__init__", ROW),
+        ("keeper", KEEPER),
+        ("checks", CHECKS),
+        ("command", COMMAND),
+    ):
+        (package / f"{file}.py").write_text(text.replace("siren", name))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    entry = entry or f"{name}_option:OPTION"
+    (info / "entry_points.txt").write_text(f"[kata_pin.options]\n{option} = {entry}\n")
     folder.chmod(0o755)
     return folder

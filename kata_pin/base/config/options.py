@@ -115,33 +115,43 @@ def function_of(place: str) -> Callable[..., Any]:
 def announced(name: str) -> Option | None:
     """Return the option that another package announces by this name, None if none does.
 
-    Raises ConfigError if it cannot be loaded.
+    Raises ConfigError if it cannot be loaded, or if several do.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that few need
 
-    for entry in entry_points(group=GROUP, name=name):
-        try:
-            option: object = entry.load()
-        except Exception as error:
-            raise ConfigError(
-                f"the option cannot be loaded from {entry.value}: {reason_of(error)}", key=name
-            ) from error
-        if not isinstance(option, Option) or option.name != name:
-            raise ConfigError(f"{entry.value} is no option of this name", key=name)
-        return option
-    return None
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        return None
+    if any(row.name == name for row in OPTIONS):
+        raise ConfigError("kata-pin has an option of this name itself", key=name)
+    entry, *others = found
+    if others:
+        packages = " and ".join(one.dist.name if one.dist else one.value for one in found)
+        raise ConfigError(f"the packages {packages} both have an option of this name", key=name)
+    try:
+        option: object = entry.load()
+    except Exception as error:
+        raise ConfigError(
+            f"the option cannot be loaded from {entry.value}: {reason_of(error)}", key=name
+        ) from error
+    if not isinstance(option, Option) or option.name != name:
+        raise ConfigError(f"{entry.value} is no option of this name", key=name)
+    return option
 
 
 def command_of(name: str) -> str:
     """Return the module and the click command of another package's command; empty: there is none.
 
-    An option that cannot be loaded has no commands.
+    An option that cannot be loaded has no commands. Raises ConfigError if two have this one.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that few need
 
+    found: dict[str, str] = {}
     for option_name in sorted(entry_points(group=GROUP).names):
         with suppress(ConfigError):
             option = announced(option_name)
             if option is not None and name in option.commands:
-                return option.commands[name]
-    return ""
+                found[option_name] = option.commands[name]
+    if len(found) > 1:
+        raise ConfigError(f"the options {' and '.join(found)} both have the command {name}")
+    return next(iter(found.values()), "")

@@ -92,6 +92,8 @@ class Applied(Struct, frozen=True, kw_only=True):
     cpusets_kept: tuple[KeptCpuset, ...] = ()
     #: what `quiet` changed and could not be restored, and why; after `release` only
     quiet_kept: tuple[str, ...] = ()
+    #: options that failed to restore what they changed, and why
+    options_failed: tuple[str, ...] = ()
 
 
 # The explain document: why a sandbox's threads are where they are.

@@ -55,12 +55,13 @@ def check(session: Session, file: str | None, file_only: bool) -> int:
     the file, and CPUs, policies, groups and paths that this node does not have.
     """
     from kata_pin.base.errors import ConfigError
+    from kata_pin.cli.quick import COMMANDS
     from kata_pin.cli.reports.config_check import problems_of
     from kata_pin.service.configuration import DEFAULT_FILE
 
     name = file or session.config_file or DEFAULT_FILE
     needed = bool(file or session.config_file)
-    found = problems_of(name, needed=needed, file_only=file_only)
+    found = problems_of(name, needed=needed, file_only=file_only, commands=COMMANDS)
     if session.json:
         screen.document(ConfigCheckDocument(file=name, ok=not found, problems=found))
     elif not found:

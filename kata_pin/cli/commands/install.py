@@ -83,7 +83,9 @@ def release_pins(config: Config, release_all: Release) -> str:
         document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
         document, by = release_all(config), "no daemon is running"
-    kept = [safe(f"not restored: {one}") for one in document.quiet_kept]
+    kept = [
+        safe(f"not restored: {one}") for one in (*document.quiet_kept, *document.options_failed)
+    ]
     return "\n".join([*restored(document, by), *kept_cpusets(document), *kept])
 
 

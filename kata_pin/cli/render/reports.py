@@ -205,6 +205,8 @@ def applied(document: Applied, output: Output) -> list[Text]:
                 lines += paragraph(styled(bad, phrases.BAD), output, indent=2)
         for line in phrases.notes(sandbox.notes):
             lines += paragraph(line, output, indent=2)
+    for failed in document.options_failed:
+        lines += paragraph(styled(f"! not restored: {failed}", phrases.BAD), output, indent=2)
     return lines or [Text("no sandboxes")]
 
 

@@ -11,11 +11,11 @@ import glob
 import grp
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 from typing import Final
 
-from kata_pin.base.config.options import function_of, known
+from kata_pin.base.config.options import announced, function_of, known
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.documents.answers import ConfigProblem
@@ -32,11 +32,14 @@ FILES: Final = ("alloc.pods_token", "alloc.pods_certificate", "alloc.pods_ca")
 FOLDERS: Final = ("paths.debugfs", "paths.bundle_roots", "paths.kata_configs")
 
 
-def problems_of(file: str, *, needed: bool, file_only: bool) -> tuple[ConfigProblem, ...]:
+def problems_of(
+    file: str, *, needed: bool, file_only: bool, commands: Collection[str] = ()
+) -> tuple[ConfigProblem, ...]:
     """Return every error of a file, in the order of its lines; `file_only`: not those of the node.
 
-    A file that is not `needed` may be missing. Raises ConfigError for one that cannot be read,
-    HostError or ParseError for a node that cannot.
+    `commands` are kata-pin's own, which no option of another package can have. A file that is not
+    `needed` may be missing. Raises ConfigError for one that cannot be read, HostError or ParseError
+    for a node that cannot.
     """
     try:
         reading = read(read_text(file))
@@ -44,11 +47,20 @@ def problems_of(file: str, *, needed: bool, file_only: bool) -> tuple[ConfigProb
         if needed:
             raise ConfigError("no such file", file=file) from error
         reading = FileReading(Config())
-    errors = list(reading.errors)
+    errors = [*reading.errors, *_commands(reading.config, commands)]
     if not file_only:
         errors += node_errors(reading, read_topology(HostRoot()))
     problems = (_problem(error, reading) for error in errors)
     return tuple(sorted(problems, key=lambda one: one.line or 0))
+
+
+def _commands(config: Config, commands: Collection[str]) -> Iterator[ConfigError]:
+    """Yield that a command of another package's option cannot be run: kata-pin has one so named."""
+    for name in config.added:
+        option = announced(name)
+        for command in option.commands if option else ():
+            if command in commands:
+                yield ConfigError(f"its command {command} is one of kata-pin's own", key=name)
 
 
 def _problem(error: ConfigError, reading: FileReading) -> ConfigProblem:
