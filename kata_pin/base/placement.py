@@ -48,6 +48,10 @@ class SandboxMask(Struct, frozen=True):
     claims: tuple[Claim, ...] = ()
 
 
+MOST_BOUND_S: Final = 30 * 86_400
+"""Longest time for which a binding is made."""
+
+
 class Binding(Struct, frozen=True):
     """What an administrator named for one sandbox: the CPUs of vCPUs, and of everything else.
 

@@ -107,6 +107,8 @@ def global_options(command: F) -> F:
 
 
 def _remember_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value == "":
+        raise click.BadParameter("names no file")
     if value is not None:
         session_of(ctx).config_file = value
 

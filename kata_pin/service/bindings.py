@@ -18,7 +18,7 @@ from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import BindDocument, BoundSandbox, BoundThread, NodeEventKind
 from kata_pin.base.errors import DaemonError, StateError
-from kata_pin.base.placement import Binding, PassOutcome, Report
+from kata_pin.base.placement import MOST_BOUND_S, Binding, PassOutcome, Report
 from kata_pin.base.sandbox import Sandbox
 from kata_pin.engine.runner import PassRunner
 from kata_pin.engine.sandboxes import Sandboxes
@@ -28,8 +28,6 @@ from kata_pin.records.history import NodeEvents
 from kata_pin.records.pins import Pins
 from kata_pin.service import protocol
 from kata_pin.service.request import Request
-
-MOST_S: Final = 30 * 86_400
 
 RETRY_S: Final = 1.0
 """Between tries to end a binding that cannot be removed from the registry."""
@@ -68,7 +66,7 @@ class Bindings:
             vcpus, cpus, overhead = (
                 CpuSet.parse(fields.text(name)) for name in ("vcpus", "cpus", "overhead")
             )
-            for_s = fields.number("for_s", 1, MOST_S)
+            for_s = fields.number("for_s", 1, MOST_BOUND_S)
             binding = Binding(vcpus, cpus, overhead, *_until(for_s))
             report = await self._try(sandbox_id, binding)
             if not dry_run:

@@ -60,6 +60,7 @@ SILENT: Final = Remedy(
     "its log: kubectl logs -c daemon of this pod; if the pod is deleted, its DaemonSet starts "
     "another",
 )
+AWAY: Final = Remedy("systemctl status kata-pin", "kubectl logs -c daemon of this pod")
 NO_PERMISSION: Final = Remedy(
     "run as root, or join group kata-pin for read-only access",
     "kubectl exec into the container daemon, whose user may",
@@ -95,7 +96,7 @@ def exchange(
         finally:
             peer.close()
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise DaemonAway(f"no daemon is listening on {path}") from error
+        raise DaemonAway(f"no daemon is listening on {path}", hint=here(AWAY)) from error
     except PermissionError as error:
         raise DaemonError(
             f"no permission to connect to {path}",

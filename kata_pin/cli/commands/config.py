@@ -59,6 +59,8 @@ def check(session: Session, file: str | None, file_only: bool) -> int:
     from kata_pin.cli.reports.config_check import problems_of
     from kata_pin.service.configuration import DEFAULT_FILE
 
+    if file == "":
+        raise click.BadParameter("names no file", param_hint="FILE")
     name = file or session.config_file or DEFAULT_FILE
     needed = bool(file or session.config_file)
     found = problems_of(name, needed=needed, file_only=file_only, commands=COMMANDS)

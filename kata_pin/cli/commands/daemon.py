@@ -135,8 +135,15 @@ def bind(
     soon as one of these comes true, one affinity cannot be set, or its time ends: then all threads
     are placed as before. It outlives a restart of the daemon. Needs the daemon.
     """
-    if clear and (vcpus or cpus or overhead or for_s or dry_run):
+    if clear and (dry_run or any(one is not None for one in (vcpus, cpus, overhead, for_s))):
         raise click.UsageError("--clear takes no other option")
+    if overhead is not None and not overhead:
+        raise click.BadParameter("names no pCPU", param_hint="--overhead")
+    if for_s is not None:
+        from kata_pin.base.placement import MOST_BOUND_S
+
+        if not 1 <= for_s <= MOST_BOUND_S:
+            raise click.BadParameter("expected 1s to 30d", param_hint="--for")
     if not clear and not (sandbox and vcpus and cpus):
         raise click.UsageError("give POD, --vcpu and --cpus, or --clear")
     given: dict[str, str | int | None] = {"clear": True}

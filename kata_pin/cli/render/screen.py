@@ -127,7 +127,8 @@ def write(file: str, text: str) -> None:
         with open(file, "w", encoding="utf-8") as target:
             target.write(text)
     except OSError as error:
-        raise KataPinError(f"cannot write {reason_of(error)}") from error
+        where = "" if error.filename else f"{file}: "
+        raise KataPinError(f"cannot write {where}{reason_of(error)}") from error
 
 
 def expect_writable(file: str) -> None:

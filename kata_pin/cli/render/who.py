@@ -194,7 +194,7 @@ def guest_map(document: MapDocument, output: Output) -> list[Text]:
     for n, sandbox in enumerate(document.sandboxes):
         lines += [Text()] if n else []
         lines += _sandbox(sandbox, output)
-    return lines or [Text("no sandboxes")]
+    return lines if document.sandboxes else [*lines, Text("no sandboxes")]
 
 
 def _sandbox(sandbox: MapSandbox, output: Output) -> list[Text]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,38 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert "Usage: kata-pin" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("bind db --vcpu 0 --cpus 4 --for 0s", "--for: expected 1s to 30d"),
+        ("bind db --vcpu 0 --cpus 4 --for 31d", "--for: expected 1s to 30d"),
+        ("bind db --vcpu 0 --cpus 4 --overhead=", "--overhead: names no pCPU"),
+        ("bind --clear --overhead=", "--clear takes no other option"),
+        ("show --config=", "'--config': names no file"),
+        ("config check ''", "FILE: names no file"),
+    ],
+)
+def test_what_is_given_but_empty_or_out_of_bounds_is_named(
+    arguments: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable of a shell that is not set does not mean the default."""
+    assert run(shlex.split(arguments)) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_command_that_needs_the_daemon_says_how_to_look_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No sandbox can be bound without it, for example."""
+    file = tmp_path / "k.yaml"
+    file.write_text(f"version: 1\nruntime_dir: {tmp_path}/absent\n")
+    for arguments in (["reload"], ["bind", "--clear"], ["config", "show", "--running"]):
+        assert run([*arguments, "--config", str(file)]) == 1
+        error = capsys.readouterr().err
+        assert "no daemon is listening on" in error
+        assert error.endswith("hint: systemctl status kata-pin\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.documents.measured import ProcessThread
-from kata_pin.base.documents.state import Sandbox, Thread
+from kata_pin.base.documents.state import Sandbox, State, Thread
 from kata_pin.base.values import GuestState
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.render.layout import NO_LIMIT, Output
@@ -98,6 +98,13 @@ def test_whether_vcpus_were_hotplugged(hotplugged: bool | None, text: str) -> No
     lines = guest_map(map_document(docs.state(sandbox)), Output(NO_LIMIT))
     assert "Linux 6.12.47" in " ".join(line.plain for line in lines)
     assert text in " ".join(line.plain for line in lines)
+
+
+@pytest.mark.parametrize("state", [docs.state(), docs.without_daemon(docs.state())])
+def test_a_map_of_nothing_says_so(state: State) -> None:
+    """Also below the line about a daemon that is away."""
+    lines = guest_map(map_document(state), Output(NO_LIMIT))
+    assert lines[-1].plain == "no sandboxes"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ def test_draw_names_a_file_that_cannot_be_written(
     assert run(["draw", *STILL, "--svg", str(missing), "--config", config]) == 1
     wrong = capsys.readouterr().err
     assert wrong == f"kata-pin: cannot write {missing}: No such file or directory\n"
+    assert run(["draw", *STILL, "--svg", "/dev/full", "--config", config]) == 1
+    wrong = capsys.readouterr().err
+    assert wrong == "kata-pin: cannot write /dev/full: No space left on device\n"
 
 
 def test_draw_as_json_is_the_state(config: str, capsys: pytest.CaptureFixture[str]) -> None:
