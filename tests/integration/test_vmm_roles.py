@@ -5,6 +5,7 @@ The truth is what QEMU itself answers to the shim that holds its QMP socket.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -221,14 +222,14 @@ def test_order_is_silent_when_the_numbers_do_not_fit(dirs: KataDirs) -> None:
         assert kata.pid not in doubted
 
 
-async def test_qmp_answers_alone(dirs: KataDirs) -> None:
+def test_qmp_answers_alone(dirs: KataDirs) -> None:
     """What QMP answered in its window names vCPUs and iothreads, also hotplugged ones."""
     with _sandbox(dirs, Accelerator.TCG) as kata:
         kata.shim.plug(2)
         kata.shim.let_go()
         wait_for(lambda: not is_held(str(kata.qmp_path)), "socket to be free")
         subject = Subject(kata, live())
-        answers = await query(str(kata.qmp_path))
+        answers = asyncio.run(query(str(kata.qmp_path)))
         kata.shim.hold()
         roles = subject.roles(answers)
         assert _vcpus(roles) == subject.truth()
