@@ -63,13 +63,13 @@ def test_parse_refuses(text: str) -> None:
 
 def test_hostile_lists_cost_nothing() -> None:
     """The longest text accepted is read in a moment, whatever it holds (D17)."""
-    start = time.perf_counter()
+    start = time.process_time()
     for text in (("0-8191," * (MAX_TEXT // 7))[:-1], "0-" + "9" * (MAX_TEXT - 2)):
         try:
             CpuSet.parse(text)
         except ParseError:
             continue
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("cpu", [-1, MAX_CPU + 1])

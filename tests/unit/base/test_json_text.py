@@ -39,10 +39,10 @@ def fields(text: str) -> Fields:
 )
 def test_load_refuses(data: bytes, message: str) -> None:
     """A document that is none, or is made to hurt, is a ParseError in little time."""
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ParseError, match=rf"^doc: .*{message}"):
         load(data, source="doc")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_texts_do_not_count(text: str) -> None:
 def test_counting_is_linear(filler: bytes) -> None:
     """A document made of quotes and escapes alone is refused in little time and memory."""
     data = b"[," + filler * (MAX_BYTES // len(filler) - 1)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ParseError):
         load(data, source="doc", values=1)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     tracemalloc.start()
     try:
         with pytest.raises(ParseError):

@@ -152,14 +152,14 @@ def test_an_absurd_numa_keeps_the_topology() -> None:
 
 def test_a_line_of_thousands() -> None:
     """Thousands of options are read in little time, and refused beyond the bound."""
-    start = time.perf_counter()
+    start = time.process_time()
     many = [word for n in range(8000) for word in ("-object", f"iothread,id=i{n}")]
     command = qemu("-name", "sandbox-p1", *many[:15_000])
     assert (command.sandbox_id, len(command.iothreads)) == ("p1", peers_qemu.MAX_IOTHREADS)
     assert len(command.problems) == 8
     with pytest.raises(ParseError, match="more than 16384 arguments"):
         qemu(*["x"] * 20_000)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def test_one_enormous_argument() -> None:

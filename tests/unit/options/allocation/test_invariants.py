@@ -260,10 +260,10 @@ def test_what_is_done_instead() -> None:
 
 
 def test_cost() -> None:
-    """On 256 CPUs with 250 containers, of which half have VMs, it costs a fraction of a decision.
+    """On 256 CPUs with 250 containers, of which half have VMs, it costs less than a decision.
 
     0.14 ms where one is added, 0.27 ms where all followers of the pool change; a decision takes
-    2 ms. The limit leaves room for a busy machine.
+    2 ms. Both are measured in turns, so that a busy machine slows both.
     """
     host, chosen = server(4), replace(SETTINGS, vm=VmSettings())
     policy, invariants = create("annotation", host, chosen), Invariants(host, chosen)
@@ -273,10 +273,13 @@ def test_cost() -> None:
         one = wishing(f"p{number}", wish, kata=number % 2 == 0)
         state = policy.allocate(state, one).state
     assert sum(one.kind is GrantKind.SANDBOX for one in state.grants.values()) == 125
-    decision, spent = policy.allocate(state, NEW), []
-    assert len(decision.changed) > 200
-    for _ in range(100):
+    deciding, checking = [], []
+    for _ in range(50):
         start = time.process_time()
+        decision = policy.allocate(state, NEW)
+        decided = time.process_time()
         assert invariants.violation(decision, ExpectedGrants(state, (NEW,), refusable=True)) == ""
-        spent.append((time.process_time() - start) * 1000)
-    assert statistics.median(spent) <= 1
+        deciding.append(decided - start)
+        checking.append(time.process_time() - decided)
+    assert len(decision.changed) > 200
+    assert statistics.median(checking) < statistics.median(deciding)

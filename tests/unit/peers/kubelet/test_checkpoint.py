@@ -153,20 +153,20 @@ def test_wrong(data: bytes, message: str) -> None:
 def test_pod_entries_cannot_swell() -> None:
     """Sets that would dump to gigabytes are refused before they are dumped."""
     pods = ",".join(f'"p{n}":{{"cpuSet":"0-8191"}}' for n in range(8000))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ParseError, match="more CPUs than a host can have"):
         parse_checkpoint(f'{{"podEntries":{{{pods}}},"checksum":1}}'.encode())
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_the_longest_file() -> None:
     """A file at the size limit takes little time, one above is refused."""
     entries = ",".join(f'"{n:036}":{{"c":"{n % 8192}"}}' for n in range(4000))
     data = f'{{"policyName":"static","entries":{{{entries}}},"checksum":1}}'.encode()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ParseError, match="does not match"):
         parse_checkpoint(data)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     with pytest.raises(ParseError, match="longer than"):
         parse_checkpoint(b" " * 300_000)
 
