@@ -88,6 +88,7 @@ class IrqbalanceProcesses:
         self._sent: dict[str, _Sent] = {}
         self._sleep_s: dict[str, int] = {}
         self._given_back: set[str] = set()
+        self._unanswered: dict[int, socket.socket] = {}
         self.problem = ""
         """Why one cannot be asked; empty where all is well, or there is none."""
         self.running: tuple[int, ...] = ()
@@ -115,6 +116,8 @@ class IrqbalanceProcesses:
                 found.append(one)
         self.running = tuple(pids)
         self._sent = {name: one for name, one in self._sent.items() if int(name) in pids}
+        for gone in self._unanswered.keys() - pids:
+            self._unanswered.pop(gone).close()
         return found
 
     async def write(self, writes: Sequence[Write]) -> list[Written]:
@@ -141,16 +144,27 @@ class IrqbalanceProcesses:
         return True
 
     async def _setup(self, pid: int) -> Setup:
-        loop = asyncio.get_running_loop()
-        with self._root.calls.ask_irqbalance(pid, None) as end:
-            end.settimeout(0)
-            answer = b""
+        """Return its setup. An answer that is late is read the next time, over the same connection:
+
+        irqbalance writes without MSG_NOSIGNAL, so one that answers into a closed one is ended.
+        """
+        end = self._unanswered.pop(pid, None) or self._root.calls.ask_irqbalance(pid, None)
+        end.settimeout(0)
+        answer = b""
+        try:
             async with asyncio.timeout(ANSWER_S):
                 while b"BANNED" not in answer and len(answer) < MAX_BYTES:
-                    more = await loop.sock_recv(end, MAX_BYTES)
+                    more = await asyncio.get_running_loop().sock_recv(end, MAX_BYTES)
                     if not more:
                         break
                     answer += more
+        except TimeoutError:
+            self._unanswered[pid] = end
+            raise
+        except BaseException:
+            end.close()
+            raise
+        end.close()
         return parse_setup(answer)
 
     async def _tell(self, one: Write) -> Written:

@@ -106,8 +106,11 @@ MAX_CGROUPS: Final = 4096
 
 MAX_DEPTH: Final = 5
 MAX_INCLUDES: Final = 8
-ANSWER_S: Final = 1.0
-"""Longest wait for irqbalance, which answers between two of its rounds."""
+ANSWER_S: Final = 10.0
+"""Longest wait for irqbalance, which answers between two of its rounds.
+
+It is ended by SIGPIPE if the connection is closed before, so nobody is in a hurry.
+"""
 
 MAX_FILES: Final = 64
 
