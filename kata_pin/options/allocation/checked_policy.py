@@ -72,6 +72,9 @@ class Invariants:
         if not _is_decision(decision):
             return "its decision has values of wrong types"
         after, refused = decision.state, decision.refused
+        for container_id, _ in decision.waiting:
+            if container_id not in after.grants:
+                return f"container {container_id} waits for CPUs and has no grant"
         if refused is not None and refused.strict:
             same = after == expected.before and not decision.changed
             return "" if expected.refusable and same else "it refuses what it cannot refuse"

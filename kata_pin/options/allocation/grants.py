@@ -473,7 +473,8 @@ class Grants:
             runs = self.state.get(request.container_id) is not None
             self._news.answer(request, decision.refused, runs=runs)
         for container_id, refusal in decision.waiting:
-            self._news.answer(self.state.grants[container_id].request, refusal, runs=True)
+            waits = decision.state.grants[container_id].request
+            self._news.answer(waits, refusal, runs=True)
         self._move(moved, why)
 
     def _move(self, changed: Iterable[Grant], why: str) -> None:

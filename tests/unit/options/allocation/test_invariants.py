@@ -136,6 +136,12 @@ IMPOSSIBLE: dict[str, Callable[[AllocState], AllocState]] = {
 }
 
 
+def test_who_waits_for_cpus_has_a_grant() -> None:
+    """A container that nobody knows cannot be reported."""
+    assert violation(replace(GOOD, waiting=(("new-app", NO_CPUS),))) == ""
+    assert "has no grant" in violation(replace(GOOD, waiting=(("gone", NO_CPUS),)))
+
+
 @pytest.mark.parametrize("why", IMPOSSIBLE)
 def test_a_state_that_cannot_be(why: str) -> None:
     """Every invariant of a state is looked at."""
