@@ -93,7 +93,7 @@ def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -
     screen.report(document, json=session.json, by="cli.render.reports:applied")
     refused = {"refused", "denied", "unverified"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}
-    return 1 if outcomes & refused else 0
+    return 1 if outcomes & refused or document.options_failed else 0
 
 
 # `kata-pin bind`: CPUs named by hand for the vCPUs of a running VM.

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.state import State
 from kata_pin.base.errors import DaemonError, KataPinError
 from kata_pin.cli.quick import COMMANDS
@@ -203,6 +204,16 @@ def test_pin_exits_1_when_the_kernel_refused(
     config = serve({**_state(), "pin": lambda _: docs.done()})
     assert run(["pin", "--config", str(config)]) == 1
     assert "! tid 5103: affinity 14-15 refused" in capsys.readouterr().out
+
+
+def test_unpin_exits_1_when_an_option_restored_nothing(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if every affinity was restored."""
+    done = Applied(kind="unpin", sandboxes=(), options_failed=("option siren: why",))
+    config = serve({**_state(), "unpin": lambda _: done})
+    assert run(["unpin", "--config", str(config)]) == 1
+    assert "! not restored: option siren: why" in capsys.readouterr().out
 
 
 def test_unpin_without_a_name_means_all(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
