@@ -185,6 +185,20 @@ async def test_a_check_of_doctor_that_fails_is_a_row(tmp_path: Path, package: Pa
     assert len(rows) > 10
 
 
+async def test_a_config_check_that_fails_is_a_problem(tmp_path: Path, package: Path) -> None:
+    """It is named after the option; what else is wrong is found all the same."""
+    checks = package / "siren_option" / "checks.py"
+    checks.write_text("def problems(config, topology):\n    raise ValueError('no siren')\n")
+    node = Node(tmp_path, siren={}, housekeeping="8000")
+    try:
+        status, _, err = await command(package, node, "config", "check")
+    finally:
+        await node.__aexit__(None, None, None)
+    assert status == 78
+    assert "siren: its check could not run: no siren" in err
+    assert "the node has no CPU 8000" in err
+
+
 async def test_a_task_that_fails_ends_alone(tmp_path: Path, package: Path) -> None:
     """The daemon goes on, with the option's documents: it may be of anybody."""
     add_method(package, "def tasks(self):\n        yield fail()")

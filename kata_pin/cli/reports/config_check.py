@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from operator import attrgetter
 from typing import Final
 
-from kata_pin.base.config.options import announced, function_of, known
+from kata_pin.base.config.options import OPTIONS, Option, announced, function_of, known
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.documents.answers import ConfigProblem
@@ -74,7 +74,7 @@ def node_errors(reading: FileReading, topology: HostTopology) -> Iterator[Config
     yield from _cpus(config, topology.present)
     for option in known(config):
         if option.config_check:
-            yield from function_of(option.config_check)(config, topology)
+            yield from _of_option(option, config, topology)
     if "group" in given and not _is_group(config.group):
         yield ConfigError(
             f"no such group: {config.group}",
@@ -90,6 +90,16 @@ def node_errors(reading: FileReading, topology: HostTopology) -> Iterator[Config
     for key in (*FILES, *FOLDERS):
         if key in given:
             yield from _paths(key, attrgetter(key)(config))
+
+
+def _of_option(option: Option, config: Config, topology: HostTopology) -> Iterator[ConfigError]:
+    """Yield what is wrong with an option's settings; of another package's also that it fails."""
+    try:
+        yield from function_of(option.config_check)(config, topology)
+    except Exception as error:
+        if option in OPTIONS:
+            raise
+        yield ConfigError(f"its check could not run: {reason_of(error)}", key=option.name)
 
 
 def _cpus(config: Config, present: CpuSet) -> Iterator[ConfigError]:
