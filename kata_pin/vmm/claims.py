@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from kata_pin.base.errors import HostError, NotRead, ParseError, reason_of
 from kata_pin.base.sandbox import Process, ProcessKey
-from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.steps import Steps
 from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID, VmmCommand, parse_shim
 from kata_pin.vmm import checks
 from kata_pin.vmm.checks import DEFAULT_SHIMS, Allowlist, VmmAllowlist, VmmRefused
@@ -29,6 +29,10 @@ from kata_pin.vmm.state_files import (
 )
 
 FILE_SERVERS: Final = ("virtiofsd", "nydusd")
+
+AT_ONCE: Final = 16
+"""Processes whose programs are asked for by one request. They are looked at before anything else
+runs: meanwhile one may execute another program, and another look may have found its claim."""
 
 
 def is_file_server(exe: str) -> bool:
@@ -69,7 +73,7 @@ class VmmClaims:
     _by_name: dict[str, dict[ProcessKey, VmmClaim]] = field(default_factory=dict)
 
     def look(self) -> Steps[None]:
-        """Look at processes that are new, young or renamed; yields after each that took a call."""
+        """Look at processes that are new, young or renamed; yields after some of them."""
         processes = {one.key: one for one in self._host.processes.all()}
         self._forget(processes.keys())
         trusted: list[Process] = []
@@ -81,12 +85,12 @@ class VmmClaims:
                 else:
                     trusted.append(process)
                 yield
-        for at in range(0, len(trusted), STEP):
-            several = trusted[at : at + STEP]
+        for at in range(0, len(trusted), AT_ONCE):
+            several = trusted[at : at + AT_ONCE]
             paths = self._host.exe_paths([process.pid for process in several])
             for process, path in zip(several, paths, strict=True):
                 self._look_at(process, path)
-                yield
+            yield
 
     def of(self, sandbox_id: str) -> Sequence[VmmClaim]:
         """Return the claims that name a sandbox, as of the last look."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.errors import NotRead, TaskGone, VmmError
 from kata_pin.base.sandbox import Process, ProcessKey
+from kata_pin.base.steps import finish
 from kata_pin.base.values import KataRuntime
 from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot
@@ -273,6 +274,27 @@ def test_a_process_that_executes_a_vmm_late_is_looked_at_again(tmp_path: Path) -
     assert finder.sandboxes() == {}
     host.processes.process, path[0] = later, QEMU  # type: ignore[attr-defined]
     assert finder.sandboxes() == {"p1": 1780}
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_look_that_is_interrupted_drops_no_claim_of_another(tmp_path: Path, steps: int) -> None:
+    """Meanwhile a process may execute a VMM, and the other look finds that."""
+    host = _facts(HostRoot(str(tmp_path)), [QEMU, "-name", "sandbox-p1"], b"0::/kata_p1\n")
+    runs = {1000: "/bin/sh", 1780: "/bin/sh"}
+
+    def every() -> Sequence[Process]:
+        return [Process(ProcessKey(pid, 1), 1, path[-15:], 0) for pid, path in runs.items()]
+
+    cast("_One", host.processes).all = every  # type: ignore[method-assign]
+    claims = VmmFinder(replace(host, exe_paths=lambda pids: [runs[one] for one in pids])).claims
+    look = claims.look()
+    for _ in range(steps):
+        next(look)
+    runs[1780] = QEMU
+    finish(claims.look())
+    assert [one.process.pid for one in claims.of("p1")] == [1780]
+    finish(look)
+    assert [one.process.pid for one in claims.of("p1")] == [1780]
 
 
 def test_new_strangers_keep_no_vmm_waiting(tmp_path: Path) -> None:
