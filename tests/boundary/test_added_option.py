@@ -181,7 +181,7 @@ async def test_a_check_of_doctor_that_fails_is_a_row(tmp_path: Path, package: Pa
         status, out, err = await command(package, node, "doctor", "--json")
     rows = [(one["check"], one["status"], one["text"]) for one in json.loads(out)["rows"]]
     assert status == 1, err
-    assert ("doctor", "fail", "a check could not run: node True") in rows
+    assert ("doctor", "fail", "a check of option siren could not run: node True") in rows
     assert len(rows) > 10
 
 

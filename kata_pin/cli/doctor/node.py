@@ -226,7 +226,8 @@ def _carried_out(checks: Iterable[Check], rows: list[Row], examined: Examined) -
         rows += _guarded(check)
     for option in known(config):
         if option.doctor:
-            rows += _guarded(partial(_of_option, option.doctor, examined))
+            asked = partial(_of_option, option.doctor, examined)
+            rows += _guarded(asked, f" of option {option.name}")
     return DoctorDocument(ok=all(row.status != "fail" for row in rows), rows=tuple(rows))
 
 
@@ -235,13 +236,13 @@ def _of_option(place: str, examined: Examined) -> Iterator[Row]:
     yield from function_of(place)(examined)
 
 
-def _guarded(check: Check) -> list[Row]:
-    """Run one check; one that fails to run does not stop the others."""
+def _guarded(check: Check, of: str = "") -> list[Row]:
+    """Run one check; one that fails to run does not stop the others. `of` says whose it is."""
     try:
         found = check()
         return [found] if isinstance(found, Row) else list(found)
     except Exception as error:  # noqa: BLE001 - a fault barrier: options may be of other packages
-        return [Row("doctor", "fail", f"a check could not run: {reason_of(error)}")]
+        return [Row("doctor", "fail", f"a check{of} could not run: {reason_of(error)}")]
 
 
 def _state(
