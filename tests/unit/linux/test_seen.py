@@ -66,7 +66,7 @@ def test_the_shim_of_runtime_rs_is_known_by_its_process(tmp_path: Path) -> None:
         assert task is not None
         assert (task.pid, task.process) == (762, "containerd-shim")
         for kind, word in (
-            (TaskClass.OTHER_SANDBOX, "overhead_roles to {shim: housekeeping}"),
+            (TaskClass.OTHER_SANDBOX, "set overhead_roles: {shim: housekeeping}"),
             (TaskClass.USER, "do not restrict it"),
         ):
             remedy = of_task(task, kind, node, "p2")
