@@ -14,7 +14,7 @@ import click
 
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import Applied, FileChange, FilesDocument
-from kata_pin.base.errors import KataPinError
+from kata_pin.base.errors import KataPinError, StateError
 from kata_pin.cli.client import WRITE_S, probe
 from kata_pin.cli.node import containerd as containerd_files
 from kata_pin.cli.node.changes import MODIFIED, NAMED_BY, NodeFiles, line
@@ -74,7 +74,8 @@ Release = Callable[[Config], Applied]
 def release_pins(config: Config, release_all: Release) -> str:
     """Restore every affinity, by the daemon or, without one, by `release_all`; return a remark.
 
-    Raises KataPinError, also for a daemon that does not answer: two writers must not race.
+    Raises KataPinError, also for a daemon that does not answer: two writers must not race; and
+    StateError if an option failed to restore what it changed, once all the others had their turn.
     """
     try:
         path = os.path.join(config.runtime_dir, "control.sock")
@@ -83,9 +84,10 @@ def release_pins(config: Config, release_all: Release) -> str:
         document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
         document, by = release_all(config), "no daemon is running"
-    kept = [
-        safe(f"not restored: {one}") for one in (*document.quiet_kept, *document.options_failed)
-    ]
+    if document.options_failed:
+        failed = "; ".join(document.options_failed)
+        raise StateError(f"not all that options changed is restored: {failed}")
+    kept = [safe(f"not restored: {one}") for one in document.quiet_kept]
     return "\n".join([*restored(document, by), *kept_cpusets(document), *kept])
 
 

@@ -22,7 +22,7 @@ from kata_pin.base.config.tree import Config, Hook
 from kata_pin.base.documents.answers import Applied, AppliedSandbox
 from kata_pin.base.documents.document import Note
 from kata_pin.base.documents.pools import KeptCpuset
-from kata_pin.base.errors import DaemonError, HostError, KataPinError, ParseError
+from kata_pin.base.errors import DaemonError, HostError, KataPinError, ParseError, StateError
 from kata_pin.base.values import NoteLevel
 from kata_pin.cli.commands.install import (
     NO_HOOKS,
@@ -776,6 +776,14 @@ def test_what_a_release_leaves_is_named(tmp_path: Path) -> None:
         "restored affinities (no daemon is running), except:",
         "  shop/web: 5 threads keep 6-7: kata-pin did not set it",
     ]
+
+
+def test_a_release_with_a_failed_option_is_none(tmp_path: Path) -> None:
+    """So `uninstall` keeps the service and its settings for another attempt."""
+    config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    failed = replace(NOTHING, options_failed=("option siren: it is broken",))
+    with pytest.raises(StateError, match="option siren: it is broken"):
+        release_pins(config, lambda _: failed)
 
 
 def test_names_of_containers_are_printed_safely() -> None:
