@@ -387,10 +387,10 @@ def grouped(
 
 
 def _name(one: Intruder) -> str:
-    if not one.process.sandbox and remedies.is_ours(one.task):  # a VMM may have any name
-        return "kata-pin itself"
     place = place_of(one.task.cgroup)
     pod = one.process.pod or (f"pod {place.pod_uid}" if place.pod_uid else "")
+    if not (pod or one.process.sandbox) and remedies.is_ours(one.task):  # theirs have any name
+        return "kata-pin itself"
     return pod or place.unit or f"cgroup {one.task.cgroup or 'unknown'}"
 
 

@@ -369,7 +369,7 @@ def _finding(row: ProvedPcpu, percent: float, tasks: list[RanTask], *, fails: bo
 
 
 def _named(task: RanTask) -> str:
-    owner = "kata-pin itself" if task.remedy == OURS.text else task.pod or task.unit
+    owner = task.pod or ("kata-pin itself" if task.remedy == OURS.text else task.unit)
     whose = f" of {owner}" if owner else ""
     who = f" (pid {task.pid}{whose})" if task.pid else ""
     time = "" if task.total_ms is None else f" {task.total_ms:.1f} ms"
