@@ -106,9 +106,15 @@ def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
 
 
 def exe_paths(root: HostRoot, pids: Sequence[int]) -> list[str]:
-    """Return the path of the executable of each process at once; empty where `exe` has none."""
-    live = root.live
-    links = root.calls.executables(pids) if live else executables(pids, root.proc())
+    """Return the path of the executable of each process at once; empty where `exe` has none.
+
+    Raises HostError if none can be asked for.
+    """
+    try:
+        live = root.live
+        links = root.calls.executables(pids) if live else executables(pids, root.proc())
+    except OSError as error:
+        raise HostError("read", root.proc("*", "exe"), error.errno or 0) from error
     return [link.removesuffix(DELETED) for link in links]
 
 

@@ -277,8 +277,9 @@ class Options:
         """Keep why an option failed; return whether it did not fail so before."""
         if self._failures.get(key) == why:
             return False
-        known = {*self._sandboxes.ids, key[0]}
-        self._failures = {one: its for one, its in self._failures.items() if one[0] in known}
+        if known := {*self._sandboxes.ids}:  # without a daemon none is known
+            known.add(key[0])
+            self._failures = {one: its for one, its in self._failures.items() if one[0] in known}
         self._failures[key] = why
         return True
 

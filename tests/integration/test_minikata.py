@@ -580,9 +580,9 @@ def test_daemon_beside_the_own_pinning_of_rs(folder: Path, *, sized: bool) -> No
                 return masks == ([[0], [0, 1], [1]] if sized else [[0], [1]])
 
             wait_for(placed, "the vCPUs to be paired")
-            shown = node.wait_state("p1", "ok")
-            assert _vcpu_states(shown) == ({"ok"} if sized else {"unmanaged"})
-            codes = {note["code"] for note in shown["notes"]}
+            states = {"ok"} if sized else {"unmanaged"}
+            wait_for(lambda: _vcpu_states(node.wait_state("p1", "ok")) == states, "it to be shown")
+            codes = {note["code"] for note in node.wait_state("p1", "ok")["notes"]}
             assert ("kata-pins-vcpus" in codes) is not sized
             app.update("1")
             wait_for(lambda: _masks(pid) == {(1,)}, "the update to be followed")
