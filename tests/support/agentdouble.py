@@ -70,6 +70,8 @@ class AgentDouble:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        for _ in range(10):  # a connection that was accepted a moment ago gets its task by then
+            await asyncio.sleep(0)
         self.drop()
         await self._server.wait_closed()
         while self._writers:
