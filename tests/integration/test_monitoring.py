@@ -182,15 +182,22 @@ def test_a_real_prometheus_gets_what_dashboard_and_rules_ask_for(tmp_path: Path)
                 empty.difference_update([one for one in empty if server.value(one)])
                 return not empty
 
-            wait_for(every_panel_has_data, f"data for {empty}", 30)
-            assert server.value("instance:kata_pin_exclusive_cpus:count")[0]["value"][1] == "1"
-            rules = [one for group in server.ask("rules")["groups"] for one in group["rules"]]
-            assert len(rules) > 20
-            assert {one["health"] for one in rules} == {"ok"}, rules
+            wait_for(every_panel_has_data, f"data for {empty}", 60)
+
+            def rules_are_evaluated() -> bool:
+                counted = server.value("instance:kata_pin_exclusive_cpus:count")
+                rules = [one for group in server.ask("rules")["groups"] for one in group["rules"]]
+                assert len(rules) > 20
+                assert "err" not in {one["health"] for one in rules}, rules
+                return {one["health"] for one in rules} == {"ok"} and [
+                    one["value"][1] for one in counted
+                ] == ["1"]
+
+            wait_for(rules_are_evaluated, "every rule to be evaluated", 60)
         assert daemon.terminate() == 0
 
         def down() -> bool:
             alerts = server.ask("alerts")["alerts"]
             return any(one["labels"]["alertname"] == "KataPinDown" for one in alerts)
 
-        wait_for(down, "the alert KataPinDown to be pending", 20)
+        wait_for(down, "the alert KataPinDown to be pending", 60)
