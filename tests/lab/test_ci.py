@@ -74,3 +74,36 @@ def test_a_failing_stage_fails_and_the_next_one_still_runs(tmp_path: Path) -> No
     assert done.returncode == 1
     assert [line.split()[0] for line in _stages(done)] == ["types", "tests"]
     assert re.search(r"types +0 s 0 s user 0 s system  FAILED with exit code 1\n", done.stdout)
+
+
+FAILS = """. scripts/stages
+suite() {{ echo "FAILED tests/a_test.py::test_b[of two CPUs] - Late: by 1 s"; return {code}; }}
+alone() {{ echo "ran: $1"; return {second}; }}
+both() {{ suite || again $? alone; }}
+stage processes both
+summary
+"""
+
+
+def test_a_test_that_fails_runs_again_and_is_named(tmp_path: Path) -> None:
+    """One that passes then fails nothing, but the summary has its name, which may have spaces."""
+    done = _run(tmp_path, test=FAILS.format(code=1, second=0), lab="exit 0")
+    assert done.returncode == 0
+    name = "tests/a_test.py::test_b[of two CPUs]"
+    assert f"ran: {name}" in done.stdout
+    assert _stages(done)[-2:] == ["failed, and passed when run again alone:", name]
+
+
+@pytest.mark.parametrize(("code", "second"), [(1, 1), (2, 0)])
+def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path, code: int, second: int) -> None:
+    """So does whatever is no failed test: a run that could not go on."""
+    done = _run(tmp_path, test=FAILS.format(code=code, second=second), lab="exit 0")
+    assert done.returncode == 1
+    assert "passed when run again" not in done.stdout
+
+
+def test_only_ci_runs_a_test_again(tmp_path: Path) -> None:
+    """scripts/test by hand fails at once."""
+    done = _run(tmp_path, test=f"unset AGAIN\n{FAILS.format(code=1, second=0)}", lab="exit 0")
+    assert done.returncode == 1
+    assert "ran:" not in done.stdout
