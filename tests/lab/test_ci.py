@@ -76,6 +76,19 @@ def test_a_failing_stage_fails_and_the_next_one_still_runs(tmp_path: Path) -> No
     assert re.search(r"types +0 s 0 s user 0 s system  FAILED with exit code 1\n", done.stdout)
 
 
+@pytest.mark.parametrize(("seen", "code"), [("PASSED", 0), ("FAILED", 1)])
+def test_a_lab_without_time_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str, code: int
+) -> None:
+    """It is ended, and the summary says how much has run; a test that failed before still fails."""
+    monkeypatch.setenv("LAB_UNTIL", "2")
+    lab = f"echo 'tests/e2e/test_a.py::test_b {seen} [  9%]'; sleep 15"
+    done = _run(tmp_path, test="exit 0", lab=lab)
+    assert done.returncode == code
+    reported = "no time for all of them; 1 passed, none failed" in _stages(done)[-1]
+    assert reported is (code == 0)
+
+
 FAILS = """. scripts/stages
 suite() {{ echo "FAILED tests/a_test.py::test_b[of two CPUs] - Late: by 1 s"; return {code}; }}
 alone() {{ echo "ran: $1"; return {second}; }}
