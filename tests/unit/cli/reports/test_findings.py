@@ -139,6 +139,17 @@ def test_intruders_are_grouped_by_unit_and_sorted_by_what_they_used_there() -> N
     assert "cpuManagerPolicy: static" in groups[3].remedy
 
 
+def test_what_runs_in_a_pod_is_named_after_it_whatever_its_program_is_called() -> None:
+    """A program there that calls itself kata-pin hides behind nobody; a command of ours does."""
+    pod = f"/kubepods.slice/kubepods-pod{POD}.slice/cri-o-01.scope"
+    groups = docs.intruders(
+        docs.intruder(5, "kata-pin", cgroup=pod),
+        docs.intruder(6, "kata-pin", cgroup="/user.slice/user-0.slice/session-1.scope"),
+    )
+    names = {one.name: [process.pid for process in one.processes] for one in groups}
+    assert names == {f"pod {POD.replace('_', '-')}": [5], "kata-pin itself": [6]}
+
+
 def test_processes_without_a_unit_are_moved_one_by_one() -> None:
     """Where systemd cannot do it at once (cgroup v1), the command names every process."""
     first, second = docs.intruder(7, "a", cgroup="/"), docs.intruder(8, "a", cgroup="/")

@@ -92,6 +92,23 @@ def test_check_counts_them_too() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "owner"),
+    [
+        ("/user.slice/user-0.slice/session-1.scope", "kata-pin itself"),
+        (
+            "/kubepods.slice/kubepods-pod0d2a8d5e_0ba5_4a2b_8d4e_1c2b3a4d5e6f.slice/c.scope",
+            "0d2a8d5e-0ba5",
+        ),
+    ],
+)
+def test_a_pods_task_is_named_after_it_whatever_it_is_called(cgroup: str, owner: str) -> None:
+    """So a pod cannot pass for one of our own commands."""
+    row = _row([SeenTask(9, 9, "kata-pin", affinity=ALL, cgroup=cgroup)])
+    (finding,) = judged(replace(proved(), pcpus=(row,), max_foreign_percent=0.0)).findings
+    assert f"kata-pin (pid 9 of {owner}" in finding.text
+
+
 def _row(tasks: Sequence[SeenTask], known: Known = NOBODY) -> ProvedPcpu:
     """Return the object of a pCPU that each of some tasks had for 0.3 ms of a second."""
     owner = Owner(4, "p1", "shop/web")
