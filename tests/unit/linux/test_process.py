@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Sequence
+from errno import EMFILE
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.base.sandbox import PF_KTHREAD, Process, ProcessKey
@@ -14,6 +18,7 @@ from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.process import ProcessIndex
 from kata_pin.linux.tasks import TaskReader
+from kata_pin.rights.calls import DirectCalls
 from tests.support.hosttree import FakeHost
 
 
@@ -205,3 +210,14 @@ def test_fields_of_a_task(host: FakeHost) -> None:
     assert (task.comm, task.key.starttime, task.cgroup) == ("CPU 0/KVM", 77, "/kata_x")
     assert (str(task.affinity), str(task.cpuset)) == ("2", "")
     assert (task.cpu_ticks, task.last_cpu) == (12, 2)
+
+
+def test_a_batch_of_programs_that_is_refused_is_a_host_error() -> None:
+    """A broker without descriptors for a long answer fails a look, which names what and why."""
+
+    class Full(DirectCalls):
+        def executables(self, pids: Sequence[int]) -> list[str]:
+            raise OSError(EMFILE, os.strerror(EMFILE))
+
+    with pytest.raises(HostError, match="Too many open files"):
+        process.exe_paths(replace(HOST, calls=Full()), [1])
