@@ -1,9 +1,10 @@
 """What a hook costs a container: the real program against the real daemon, beside a bare Python.
 
-Timed: from posix_spawn of `/usr/bin/python3 -IS hook.py PHASE` until waitpid has its end, stdin and
-stderr being files. The floor, `/usr/bin/python3 -I -S -c pass`, takes its turn in every round. The
-daemon is `kata-pin run` on a tmpfs; before every round the VM's threads are given all pCPUs, so
-that a pass has all of them to set.
+Timed: from posix_spawn of `/usr/bin/python3 -IS kata-pin-hook PHASE`, the file that `kata-pin
+install` writes, until waitpid has its end, stdin and stderr being files. The floor,
+`/usr/bin/python3 -I -S -c pass`, takes its turn in every round. The daemon is `kata-pin run` on a
+tmpfs; before every round the VM's threads are given all pCPUs, so that a pass has all of them to
+set.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_r
 from tests.bench.node import BenchNode, Container, scatter
 from tests.bench.service import KATA_PIN, ServiceProcess, service
 from tests.support.counted import Requests, counted
-from tests.support.hooks import COMMAND, INTERPRETER
+from tests.support.hooks import INTERPRETER
 from tests.support.katalike import KataSandbox
 from tests.support.waiting import wait_for
 
@@ -39,14 +40,14 @@ class HookRunner:
     """Starts hooks of one node, and bare interpreters."""
 
     def __init__(self, node: BenchNode) -> None:
-        self._runtime_dir = node.runtime_dir
+        self._command = node.hook_command()
         self._stdin = node.root / "stdin"
         self._stderr = node.root / "stderr"
 
     def time(self, phase: str, state: bytes) -> float:
         """Run one hook; return its seconds. BenchError when it fails a container."""
         self._stdin.write_bytes(state)
-        return self._time([*COMMAND, phase, f"--runtime-dir={self._runtime_dir}"])
+        return self._time([*self._command, phase])
 
     def time_bare(self) -> float:
         """Run the bare interpreter; return its seconds."""
@@ -224,7 +225,7 @@ def many_at_once(node: BenchNode, daemon: ServiceProcess, at_once: int = AT_ONCE
         file = node.root / f"{container.id}.json"
         file.write_bytes(container.state(sandbox.pid))
         states.append((file, node.root / f"{container.id}.err"))
-    argv = [*COMMAND, "createRuntime", f"--runtime-dir={node.runtime_dir}"]
+    argv = [*node.hook_command(), "createRuntime"]
     quiet = [(file, Path("/dev/null")) for file, _ in states]
     bare_s, _ = _burst(list(BARE), quiet)
     used_s = daemon.cpu_s()

@@ -22,10 +22,12 @@ import yaml
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Audit, Config, Paths
+from kata_pin.cli.node.files import hook_program
 from kata_pin.linux.files import HOST, cgroup_mounts
 from kata_pin.linux.topology import online
 from tests.bench.figures import BenchError
 from tests.support import qemu
+from tests.support.hooks import INTERPRETER
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
 from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import SHIMS
@@ -95,6 +97,12 @@ class BenchNode:
     def last_cpu(self) -> int:
         """The pCPU that containers are given here."""
         return list(self.online)[-1]
+
+    def hook_command(self) -> tuple[str, ...]:
+        """Return what starts the hook as `kata-pin install` writes it; a phase follows."""
+        program = self.root / "kata-pin-hook"
+        program.write_bytes(hook_program(INTERPRETER))
+        return INTERPRETER, "-IS", str(program), f"--runtime-dir={self.runtime_dir}"
 
     def start(self, count: int, machine: Machine = TWENTY, *, prefix: str = "vm") -> None:
         """Start idle VMs, each with a pause container and one with an exclusive pCPU.

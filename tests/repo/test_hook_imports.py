@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hooks import COMMAND, HOOK, INTERPRETER, STATE, HookDaemon, runtime_directory
+from kata_pin.cli.node.files import hook_program
+from tests.support.hooks import HOOK, INTERPRETER, STATE, HookDaemon, runtime_directory
 
 
 def imported(command: list[str]) -> set[str]:
@@ -21,12 +22,15 @@ def imported(command: list[str]) -> set[str]:
     return set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr.decode(), re.MULTILINE))
 
 
+@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("daemon_up", [True, False])
-def test_hook_imports_only_what_is_built_in(*, daemon_up: bool) -> None:
+def test_hook_imports_only_what_is_built_in(*, installed: bool, daemon_up: bool) -> None:
     """A whole run of the hook, answered or spooling, imports _socket and select alone."""
     bare = imported(["-IS", "-c", "pass"])
     with runtime_directory() as directory:
-        call = [*COMMAND[1:], "createRuntime", f"--runtime-dir={directory}"]
+        program = directory / "kata-pin-hook"
+        program.write_bytes(hook_program(INTERPRETER) if installed else HOOK.read_bytes())
+        call = ["-IS", str(program), "createRuntime", f"--runtime-dir={directory}"]
         if daemon_up:
             with HookDaemon(directory) as daemon:
                 extra = imported(call) - bare

@@ -6,10 +6,12 @@ Pure but for reading the package's own data; nothing here writes.
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections.abc import Iterable
 from enum import StrEnum
 from importlib.resources import files
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,7 +133,7 @@ def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
     The hook comes before what names it. Raises KataPinError where a choice cannot work.
     """
     return (
-        NodeFile(HOOK_PATH, _hook_program(choices.python), 0o755),
+        NodeFile(HOOK_PATH, hook_program(choices.python), 0o755),
         NodeFile(choices.config_file, sample().encode(), settings=True),
         NodeFile("/usr/lib/sysusers.d/kata-pin.conf", _filled("systemd/sysusers.conf", choices)),
         NodeFile("/usr/lib/tmpfiles.d/kata-pin.conf", _filled("systemd/tmpfiles.conf", choices)),
@@ -167,16 +169,23 @@ def _documents() -> Iterable[NodeFile]:
         yield NodeFile(f"{DOCUMENTS}/schema/{schema.name}", schema.read_bytes())
 
 
-def _hook_program(python: str) -> bytes:
-    """Return the hook with the interpreter in its first line."""
+def hook_program(python: str) -> bytes:
+    """Return the hook, compiled too, with the interpreter in its first line."""
     if not re.fullmatch(r"/[^\s]+", python) or len(python) > MAX_INTERPRETER:
         raise KataPinError(
             f"{python!r} cannot be the interpreter of a script",
             hint="give --python an absolute path without spaces",
         )
     source = files("kata_pin").joinpath("hook.py").read_text()
-    _, _, rest = source.partition("\n")
-    return f"#!{python} -IS\n{rest}".encode()
+    code = compile(source, "kata-pin-hook", "exec", dont_inherit=True, optimize=2)
+    values = {
+        "PYTHON": python,
+        "SOURCE": source,
+        # version 2: later ones depend on reference counts, and each install would differ
+        "CODE": marshal.dumps(code, 2).hex(),
+        "MAGIC_NUMBER": MAGIC_NUMBER.hex(),
+    }
+    return _filled_with("oci/kata-pin-hook.in", values)
 
 
 def _filled(asset: str, choices: Choices) -> bytes:
@@ -203,8 +212,11 @@ def _filled(asset: str, choices: Choices) -> bytes:
         "RUNTIME_DIR": runtime_dir,
         "RUNTIME_NAMES": name if name == LOCK_NAME else f"{name} {LOCK_NAME}",
     }
-    text = _PLACEHOLDER.sub(lambda match: values[match[1]], _asset(asset))
-    return text.encode()
+    return _filled_with(asset, values)
+
+
+def _filled_with(asset: str, values: dict[str, str]) -> bytes:
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset(asset)).encode()
 
 
 def _hooks_dir(choices: Choices) -> Iterable[NodeFile]:

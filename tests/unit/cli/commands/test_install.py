@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import configparser
 import errno
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +94,18 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def test_hook_program_is_the_hook() -> None:
-    """The installed hook is hook.py but for its first line, executable, and no root is needed."""
+    """The installed hook holds hook.py unchanged, is executable, and the same each time."""
     choices = Choices(program="/usr/bin/kata-pin", python="/opt/python/bin/python3.12")
     [file] = [f for f in plain_files(choices) if f.path == HOOK_PATH]
-    first, _, rest = file.content.decode().partition("\n")
-    assert first == "#!/opt/python/bin/python3.12 -IS"
-    assert rest == Path(hook.__file__).read_text().partition("\n")[2]
+    assert file.content.startswith(b"#!/opt/python/bin/python3.12 -IS\n")
+    [source] = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(file.content).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
+    ]
+    assert source == Path(hook.__file__).read_text()
     assert file.mode == 0o755
+    assert file in node_files(choices)
 
 
 @pytest.mark.parametrize("python", ["python3", "/a b/python3", "/" + "x" * 300, ""])
@@ -108,15 +115,24 @@ def test_interpreter_that_a_first_line_can_not_hold(python: str) -> None:
         node_files(Choices(program="/usr/bin/kata-pin", python=python))
 
 
-def test_installed_hook_runs(tmp_path: Path) -> None:
-    """The installed file runs by its own first line, without any environment."""
+@pytest.mark.parametrize("same", [True, False])
+def test_installed_hook_runs(tmp_path: Path, *, same: bool) -> None:
+    """The installed file runs by its own first line, also under another version of Python."""
     NodeFiles(str(tmp_path)).install(node_files(choose()))
+    program = Path(f"{tmp_path}{HOOK_PATH}")
+    text, code = program.read_text(), re.compile(r'(?<=^CODE = ")\w+', re.MULTILINE)
+    if same:  # its source is not needed
+        assert MAGIC_NUMBER.hex() in text
+        program.write_text(text.replace("def hand_over", "def gone"))
+    else:  # its code is not
+        text = text.replace(MAGIC_NUMBER.hex(), "00000000")
+        program.write_text(code.sub("00", text))
     done = subprocess.run(
-        [f"{tmp_path}{HOOK_PATH}", "poststop", f"--runtime-dir={tmp_path}/absent"],
+        [program, "poststop", f"--runtime-dir={tmp_path}/absent"],
         input=b"{}", env={}, capture_output=True, check=False, timeout=20,
     )  # fmt: skip
     assert done.returncode == 0
-    assert b"neither recorded" in done.stderr
+    assert done.stderr.startswith(b"kata-pin-hook: neither recorded")
 
 
 def test_hooks_dir_for_crio() -> None:
