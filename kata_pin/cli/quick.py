@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": ("cli.commands.inspect:history", "Show how sandboxes changed, when and why."),
     "check": ("cli.commands.inspect:check", "Check affinities, and who runs on exclusive pCPUs."),
     "prove": (
-        "options.isolation.prove_command:prove",
+        "cli.commands.prove:prove",
         "Measure whether exclusive pCPUs run nothing but their owner's threads.",
     ),
     "metrics": (

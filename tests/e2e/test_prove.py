@@ -24,8 +24,8 @@ from kata_pin.linux.counters import task_runs
 from kata_pin.linux.files import HOST
 from kata_pin.linux.recording import Asked, cpu_runs, measure
 from kata_pin.linux.switches import SwitchRecorder
-from kata_pin.options.isolation.decide import judge, judge_counts
 from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.proof import judge, judge_counts
 from kata_pin.placement.remedies import WORKQUEUES, mask
 from tests.e2e.katapods import Pods
 from tests.support.daemon import Node as PrivateNode

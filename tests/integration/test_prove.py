@@ -26,8 +26,8 @@ from kata_pin.linux.interrupts import parse_interrupts
 from kata_pin.linux.recording import Asked, measure
 from kata_pin.linux.switches import SwitchRecorder, record_switches
 from kata_pin.linux.tracepoints import InterruptRecorder
-from kata_pin.options.isolation.decide import judge
 from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.proof import judge
 from tests.support.alone import left_alone
 from tests.support.daemon import PROGRAM, Json, Node, private_node
 from tests.support.intruder import Busy, last_cpu

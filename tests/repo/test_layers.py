@@ -54,19 +54,6 @@ FOLDERS: dict[str, dict[str, set[str]]] = {
 A room's own modules are at the bottom, but for cli: there they are at the top.
 """
 
-LEFT: dict[str, tuple[str, ...]] = {
-    "cli/commands/inspect.py": ("options.isolation.prove",),
-    "cli/commands/show.py": ("options.memory.report", "options.quiet.disturbance"),
-    "options/isolation/prove_command.py": ("options.pictures.page",),
-    "options/pictures/command.py": ("options.isolation.prove",),
-    "options/pictures/page.py": (
-        "options.isolation.render",
-        "options.isolation.tables",
-    ),
-    "options/pictures/picture.py": ("options.isolation.render",),
-}
-"""Imports of options that are still to be cut: by the core, and by other options."""
-
 THIRD_PARTIES: dict[str, set[str]] = {
     "asyncinotify": {"follow", "linux", "options", "records"},
     "click": {"cli", "options"},
@@ -94,8 +81,6 @@ CODECS = {
     "options/allocation/pooled.py",
     "options/allocation/shared_pool.py",
     "options/cluster/decide.py",
-    "options/isolation/decide.py",
-    "options/isolation/tables.py",
     "options/quiet/decide.py",
     "options/quiet/findings.py",
     "peers/agent/messages.py",
@@ -200,11 +185,11 @@ def _is_pure(path: Path) -> bool:
 
 
 def _violations(path: Path) -> Iterator[str]:
-    """Yield the imports that no rule allows, those of LEFT not among them."""
+    """Yield the imports that no rule allows."""
     inside = path.relative_to(PACKAGE)
     if inside.parts == ("__init__.py",):
         return
-    room, left = _room(inside.parts), set(LEFT.get(inside.as_posix(), ()))
+    room = _room(inside.parts)
     for name, line in _imports(path):
         place, top = f"{path.relative_to(ROOT)}:{line}", name.split(".")[0]
         if top == "kata_pin":
@@ -212,7 +197,7 @@ def _violations(path: Path) -> Iterator[str]:
             if not target or target[0] == "__version__":
                 continue
             other = _room(target)
-            if other != room and not _may_import(room, other) and ".".join(target) not in left:
+            if other != room and not _may_import(room, other):
                 yield f"{place}: {room} may not import {other}"
         elif top in sys.stdlib_module_names:
             if top in IMPURE_MODULES and _is_pure(path):
@@ -227,16 +212,6 @@ def _violations(path: Path) -> Iterator[str]:
 def test_imports_go_down_only() -> None:
     """No module imports upwards, sideways, an option, or a third party outside its room."""
     assert [line for path in MODULES for line in _violations(path)] == []
-
-
-def test_what_is_left_is_still_imported() -> None:
-    """An import that was cut leaves the table too."""
-    imported = {
-        (path.relative_to(PACKAGE).as_posix(), name.removeprefix("kata_pin."))
-        for path in MODULES
-        for name, _ in _imports(path)
-    }
-    assert {(path, name) for path, names in LEFT.items() for name in names} <= imported
 
 
 def test_the_layer_test_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,7 @@ def _measured(
 ) -> Looked:
     """Return who ran on exclusive pCPUs, measured now and as the daemon saw it."""
     from kata_pin.base.errors import DaemonError
-    from kata_pin.cli.reports import owners
-    from kata_pin.options.isolation import prove
+    from kata_pin.cli.reports import owners, prove
 
     limits, provider = session.config.isolation, session.connect()
     asked_s = limits.check_s if seconds is None else seconds

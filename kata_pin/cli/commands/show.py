@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 REFRESH_S: Final = "2"
 """Seconds between two refreshes of --watch, unless the user says otherwise."""
 
+VIEWS: Final = {
+    "overview": "cli.render.show:overview",
+    "single": "cli.render.show:single",
+    "cpus": "cli.render.cpus:cpus",
+    "memory": "options.memory.report:memory_memory",
+}
+"""The function that makes the lines of each view."""
+
 
 class Watching(click.Command):
     """A command whose option --watch may stand without a number, also before an argument."""
@@ -80,41 +88,35 @@ def show(
         raise click.UsageError("give either --cpus or --memory")
     if cpus and namespace is not None and sandbox is None:
         raise click.UsageError("--cpus shows all pCPUs of the node: -n cannot limit it")
+    view = "memory" if memory else "cpus" if cpus else "single" if sandbox else "overview"
     while True:
         state, remark = _found(session, sandbox, namespace, problems=problems)
-        by = "cli.render.show:overview" if sandbox is None else "cli.render.show:single"
-        by = (
-            "options.memory.report:memory_memory"
-            if memory
-            else "cli.render.cpus:cpus"
-            if cpus
-            else by
-        )
-        found = _read(state, by, exact=sandbox is not None)
+        found = _read(state, view, exact=sandbox is not None)
         if watch is not None:
             click.clear()
         given = {"remark": remark} if remark and not memory else {}
-        screen.report(found, json=session.json, by=by, **given)
+        screen.report(found, json=session.json, by=VIEWS[view], **given)
         if watch is None:
             return
         time.sleep(watch)
 
 
-def _read(state: State, by: str, *, exact: bool) -> State | MemoryDocument:
+def _read(state: State, view: str, *, exact: bool) -> State | MemoryDocument:
     """Return the state with what the command line reads itself, or the memory document."""
-    if by == "options.memory.report:memory_memory":
-        from kata_pin.options.memory.report import memory
-
-        return memory(state, exact=exact)
-    if by == "cli.render.cpus:cpus":
-        from kata_pin.options.quiet.disturbance import with_quiet
-
-        return with_quiet(state)
-    if by != "cli.render.show:single":
+    if view == "overview":
         return state
-    from kata_pin.cli.reports.activity import with_activity, with_network
+    if view == "single":
+        from kata_pin.cli.reports.activity import with_activity, with_network
 
-    return with_activity(with_network(state))
+        return with_activity(with_network(state))
+    from kata_pin.base.config.options import function_of
+
+    found: State | MemoryDocument
+    if view == "memory":
+        found = function_of("kata_pin.options.memory.report:memory")(state, exact=exact)
+    else:
+        found = function_of("kata_pin.options.quiet.disturbance:with_quiet")(state)
+    return found
 
 
 def _found(

@@ -1,6 +1,6 @@
-"""Who ran on exclusive pCPUs: `prove`, the watch, `top`, and what `check` measures (D21).
+"""Who runs on exclusive pCPUs, all the time: the daemon's watch, and `top` (D21).
 
-    perf, histograms or counters (linux/) -> decide (verdicts) -> tables (documents) -> render
+    counters, then perf (linux/) -> placement/proof.py (verdicts) -> watch -> episodes
 
-watch.py is the daemon's task; prove_command.py and top_command.py are the commands.
+What `prove` and `check` measure is in cli/reports/prove.py.
 """

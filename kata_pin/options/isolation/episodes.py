@@ -15,7 +15,7 @@ from typing import Final
 from kata_pin.base.counters import TaskRun
 from kata_pin.base.documents.measured import ProvedPcpu
 from kata_pin.engine.node import Watched
-from kata_pin.options.isolation.decide import Growth, Look
+from kata_pin.placement.proof import Growth, Look
 
 AGAIN_S: Final = 300.0
 """How often who runs there is recorded again while an episode lasts and nothing seems new."""

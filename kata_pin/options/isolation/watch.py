@@ -27,10 +27,10 @@ from kata_pin.engine.node import PcpuOwners, Watched
 from kata_pin.linux.counters import cpu_samples, migrations, over, task_runs
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.switches import DRAIN_S, SwitchRecorder, refused
-from kata_pin.options.isolation import decide, tables
-from kata_pin.options.isolation.decide import CpuLook, Growth, Judged, Look, growth
 from kata_pin.options.isolation.episodes import NOTHING, Episode, WatchedCpu
+from kata_pin.placement import proof, proof_rows
 from kata_pin.placement.owners import FOREIGN, Known
+from kata_pin.placement.proof import CpuLook, Growth, Judged, Look, growth
 from kata_pin.placement.remedies import NodeConditions
 from kata_pin.records.history import NodeEvents
 
@@ -88,13 +88,13 @@ def _place(task: RanTask) -> str:
 
 
 def _foreign(row: ProvedPcpu) -> list[tuple[RanTask, int]]:
-    return tables.by_process(task for task in row.tasks if task.task_class in FOREIGN)
+    return proof_rows.by_process(task for task in row.tasks if task.task_class in FOREIGN)
 
 
 # The watch: after each audit, did anybody else have an exclusive pCPU?
 #
 # Cheap and always on: the counters of paired vCPUs and of their pCPUs
-# (options/isolation/decide.py). Those of a sandbox's other threads that are confined to the pCPU
+# (placement/proof.py). Those of a sandbox's other threads that are confined to the pCPU
 # are read only while that alone does not say that it is quiet. Where others had a pCPU for more
 # than the setting
 # `isolation.max_foreign` allows, who it is takes a window: a second in which every task switch
@@ -363,8 +363,8 @@ class Watch:
         sight = self.sights[key]
         limit = self._live.now.isolation.max_foreign
         owner = self.owners.owner(*key)
-        judged = decide.judge(measured, owner, known, limit)
-        row = tables.pcpu(judged, owner, measured, known, node)
+        judged = proof.judge(measured, owner, known, limit)
+        row = proof_rows.pcpu(judged, owner, measured, known, node)
         sight.window, sight.window_at, sight.recorded = row, time.monotonic(), sight.percent
         self.windows[judged.verdict] += 1
         for kind, ran_ns in judged.ran_ns.items():

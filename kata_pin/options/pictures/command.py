@@ -53,8 +53,8 @@ def draw(session: Session, *, svg: str | None, html: str | None, seconds: int | 
     if session.json:
         screen.document(state)
         return
-    from kata_pin.options.isolation import prove
-    from kata_pin.options.isolation.prove import ProofRequest
+    from kata_pin.cli.reports import prove
+    from kata_pin.cli.reports.prove import ProofRequest
 
     limits = session.config.isolation
     span = limits.check_s if seconds is None else seconds

@@ -14,9 +14,7 @@ from kata_pin.base.documents.measured import ProveDocument, ProvedPcpu, RanTask,
 from kata_pin.base.documents.state import State
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.cli.reports.findings import NOTHING, Looked
-from kata_pin.cli.reports.words import safe
-from kata_pin.options.isolation.render import (
+from kata_pin.cli.render.prove import (
     CLASSES,
     FELT,
     INSIDE,
@@ -29,10 +27,12 @@ from kata_pin.options.isolation.render import (
     polling,
     waited_ms,
 )
-from kata_pin.options.isolation.tables import by_process
+from kata_pin.cli.reports.findings import NOTHING, Looked
+from kata_pin.cli.reports.words import safe
 from kata_pin.options.pictures import svg
 from kata_pin.options.pictures.picture import Picture, Tile, cut, percent, picture
 from kata_pin.options.pictures.svg import RUNS
+from kata_pin.placement.proof_rows import by_process
 
 # `draw --html`: one page with the picture, what is wrong, the owners and a row per pCPU.
 #

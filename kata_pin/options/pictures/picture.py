@@ -18,11 +18,11 @@ from kata_pin.base.values import count
 from kata_pin.cli.render import cpus as claims
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import Output, cell_len, fitting
+from kata_pin.cli.render.prove import METHODS
 from kata_pin.cli.reports import findings, pcpus, words
 from kata_pin.cli.reports.findings import NOTHING, Looked
 from kata_pin.cli.reports.pcpus import Pcpu, parse
 from kata_pin.cli.reports.words import safe
-from kata_pin.options.isolation.render import METHODS
 
 # What is drawn of each pCPU: its use, its owners, their roles, and what is wrong.
 #

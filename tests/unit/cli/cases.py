@@ -8,11 +8,10 @@ from kata_pin.base.documents.pools import AllocExplainDocument, PushFailure
 from kata_pin.base.documents.state import State
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.render import cpus, reports, show, who
+from kata_pin.cli.render import prove as render_prove
 from kata_pin.cli.render.layout import Output, Text
-from kata_pin.cli.reports import findings
+from kata_pin.cli.reports import findings, prove
 from kata_pin.options.allocation import render
-from kata_pin.options.isolation import prove
-from kata_pin.options.isolation import render as isolation_render
 from kata_pin.options.isolation import top_render as render_top
 from kata_pin.options.isolation.top import View
 from kata_pin.options.memory import report as render_memory
@@ -141,9 +140,9 @@ CASES: dict[str, Render] = {
     "bind": lambda output: reports.bind(docs.bound(), output),
     "check": lambda output: reports.check(CHECKED, output),
     "check-all": lambda output: reports.check(CHECKED, output, everything=True),
-    "prove": lambda output: isolation_render.prove(proved(), output),
-    "prove-guest": lambda output: isolation_render.prove(proved(guest=True), output),
-    "prove-irq": lambda output: isolation_render.prove(proved(irq=True), output),
+    "prove": lambda output: render_prove.prove(proved(), output),
+    "prove-guest": lambda output: render_prove.prove(proved(guest=True), output),
+    "prove-irq": lambda output: render_prove.prove(proved(irq=True), output),
     "doctor": lambda output: reports.doctor(docs.examined(), output),
     "pin": lambda output: reports.applied(docs.done(), output),
     "history": lambda output: reports.history(docs.changed(), output),

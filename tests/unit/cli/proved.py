@@ -23,10 +23,10 @@ from kata_pin.base.documents.measured import ProveDocument
 from kata_pin.base.documents.state import State
 from kata_pin.base.sandbox import PF_KTHREAD
 from kata_pin.base.values import Method
+from kata_pin.cli.reports import prove
+from kata_pin.cli.reports.prove import ProofRequest
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.recording import Asked, Progress
-from kata_pin.options.isolation import prove
-from kata_pin.options.isolation.prove import ProofRequest
 from tests.unit.cli import documents as docs
 
 V2 = HostRoot(str(Path(__file__).parents[2] / "data" / "cgroup2"))

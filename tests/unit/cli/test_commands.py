@@ -522,7 +522,7 @@ def test_a_page_is_only_replaced_by_a_whole_one(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kata_pin.options.isolation.prove.prove", interrupted)
+    monkeypatch.setattr("kata_pin.cli.reports.prove.prove", interrupted)
     page = tmp_path / "page.html"
     page.write_text("the former one")
     config = str(serve(_state()))

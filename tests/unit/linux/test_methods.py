@@ -17,8 +17,8 @@ from kata_pin.linux import recording, tracepoints
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.recording import Asked, count_others, measure
 from kata_pin.linux.tracepoints import record_hists
-from kata_pin.options.isolation.decide import judge_counts
 from kata_pin.placement.owners import Owner
+from kata_pin.placement.proof import judge_counts
 from tests.support.hosttree import FakeCalls, grow
 
 TOTALS = "\nTotals:\n    Hits: 9\n    Entries: 2\n    Dropped: {dropped}\n"

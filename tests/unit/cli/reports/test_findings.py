@@ -16,12 +16,11 @@ from kata_pin.base.errors import HostError
 from kata_pin.base.values import NoteLevel
 from kata_pin.cli.render import phrases, reports
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.cli.reports import findings, owners, words
+from kata_pin.cli.reports import findings, owners, prove, words
 from kata_pin.cli.reports.findings import NOTHING, Looked
+from kata_pin.cli.reports.prove import ProofRequest
 from kata_pin.linux.files import HOST
 from kata_pin.linux.switches import look_at
-from kata_pin.options.isolation import prove
-from kata_pin.options.isolation.prove import ProofRequest
 from tests.unit.cli import documents as docs
 from tests.unit.cli.proved import owned, proved
 

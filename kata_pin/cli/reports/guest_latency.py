@@ -21,7 +21,7 @@ from kata_pin.base.documents.measured import (
 from kata_pin.base.documents.state import Sandbox, State, Thread
 from kata_pin.base.values import Method
 from kata_pin.cli.reports import pcpus
-from kata_pin.options.isolation.tables import by_process
+from kata_pin.placement.proof_rows import by_process
 
 MOST: Final = 5
 """Reasons and causes of one vCPU that are listed."""

@@ -11,8 +11,8 @@ from kata_pin.base.counters import PF_NO_SETAFFINITY, CpuWindow, Measured, RanTa
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.sandbox import PF_KTHREAD
 from kata_pin.base.values import Method, TaskClass, Verdict
-from kata_pin.options.isolation.decide import Judged, judge, overall
 from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.proof import Judged, judge, overall
 
 OWNER = Owner(4, "p1", "shop/web", own={7: "vcpu 0"})
 MS = 1_000_000

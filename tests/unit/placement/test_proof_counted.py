@@ -6,8 +6,8 @@ import pytest
 
 from kata_pin.base.counters import CpuRun, CpuWindow, Measured, TaskRun
 from kata_pin.base.values import Method, Verdict
-from kata_pin.options.isolation.decide import Counted, judge_counts
 from kata_pin.placement.owners import Owner
+from kata_pin.placement.proof import Counted, judge_counts
 
 S, MS = 1_000_000_000, 1_000_000
 OWNER = Owner(4, "p1", "shop/web", own={7: "vcpu 0"}, alone=frozenset({7}))

@@ -19,7 +19,7 @@ from kata_pin.base.values import count
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import NAMES, Column, Output, Text, paragraph, styled, table
 from kata_pin.cli.reports.words import NOTHING
-from kata_pin.options.isolation.tables import by_process
+from kata_pin.placement.proof_rows import by_process
 
 STYLES: Final = {"proved": phrases.GOOD, "violated": phrases.BAD, "unproved": phrases.ODD}
 

@@ -23,16 +23,16 @@ from kata_pin.base.documents.measured import (
 from kata_pin.base.documents.state import State
 from kata_pin.base.errors import HostError
 from kata_pin.base.values import Method, TaskClass, Verdict, count
-from kata_pin.cli.reports import owners
+from kata_pin.cli.reports import guest_latency, owners
 from kata_pin.cli.reports.findings import NOTHING, Looked
 from kata_pin.cli.reports.words import age
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.recording import Asked, Progress, measure
 from kata_pin.linux.switches import look_at
-from kata_pin.options.isolation import decide, guest, tables
-from kata_pin.options.isolation.decide import judge_counts
-from kata_pin.options.isolation.tables import by_process
+from kata_pin.placement import proof, proof_rows
 from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.proof import judge_counts
+from kata_pin.placement.proof_rows import by_process
 from kata_pin.placement.remedies import OURS, NodeConditions
 
 # `prove`: measures what runs on exclusive pCPUs, and says what that proves.
@@ -83,7 +83,7 @@ def prove(
         if thread.tid in mine
     ]
     guests = {one.sandbox for one in owned} if wanted.guest else set()
-    threads += guest.vcpu_threads(before, guests)
+    threads += guest_latency.vcpu_threads(before, guests)
     measured = Measured(Method.PERF, {})
     if cpus:
         asked = Asked(
@@ -93,13 +93,13 @@ def prove(
             wanted.methods,
             wanted.irq,
             owners.free(before),
-            guest.vms(before, guests),
+            guest_latency.vms(before, guests),
         )
         measured = meter(root, asked, progress)
     after = state_now()
     node = NodeConditions(owners.free(after), os.path.exists(root.sys(_V2)))
     rows = _rows(measured, owned, (before, after), wanted, node)
-    verdict = decide.overall(Verdict(row.verdict) for row in rows)
+    verdict = proof.overall(Verdict(row.verdict) for row in rows)
     return ProveDocument(
         time=after.time,
         daemon=after.daemon,
@@ -115,7 +115,7 @@ def prove(
         reader_ms=measured.reader_ns / 1e6,
         pcpus=tuple(rows),
         guests=tuple(
-            guest.latencies(before, measured, rows, wanted.seconds) if wanted.guest else ()
+            guest_latency.latencies(before, measured, rows, wanted.seconds) if wanted.guest else ()
         ),
     )
 
@@ -135,12 +135,12 @@ def _rows(
     for owner in owned:
         later = now.get((owner.cpu, owner.sandbox))
         both = replace(owner, own={**owner.own, **(later.own if later else {})})
-        if measured.method in decide.NAMES_TASKS:
-            judged = decide.judge(measured, both, known, wanted.max_foreign_percent)
-            row = tables.pcpu(judged, both, measured, known, node)
+        if measured.method in proof.NAMES_TASKS:
+            judged = proof.judge(measured, both, known, wanted.max_foreign_percent)
+            row = proof_rows.pcpu(judged, both, measured, known, node)
         else:
             counts = judge_counts(measured, owner, wanted.max_foreign_percent)
-            row = tables.counted(counts, both, measured)
+            row = proof_rows.counted(counts, both, measured)
         proved = row.verdict == Verdict.PROVED.value
         if proved and later is None:
             row = _unproved(row, "it did not stay exclusive to its sandbox")

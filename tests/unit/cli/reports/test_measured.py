@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kata_pin.cli.render.layout import Output
-from kata_pin.options.isolation.render import SHOWN, prove
+from kata_pin.cli.render.prove import SHOWN, prove
 from tests.unit.cli.proved import proved
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.base.counters import CpuRun, CpuTimes, TaskRun
-from kata_pin.options.isolation.decide import CpuLook, Growth, Look, growth
+from kata_pin.placement.proof import CpuLook, Growth, Look, growth
 
 S = 1_000_000_000
 NONE = TaskRun(0, 0, 0)

@@ -14,10 +14,10 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.measured import ProvedPcpu
 from kata_pin.base.sandbox import PF_KTHREAD
 from kata_pin.base.values import Method, TaskClass
-from kata_pin.options.isolation.decide import judge
-from kata_pin.options.isolation.prove import judged
-from kata_pin.options.isolation.tables import by_process, pcpu
+from kata_pin.cli.reports.prove import judged
 from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.proof import judge
+from kata_pin.placement.proof_rows import by_process, pcpu
 from kata_pin.placement.remedies import NodeConditions
 from tests.unit.cli.proved import proved
 

@@ -86,10 +86,11 @@ def prove(
 
     Exit status: 0 proved, 3 violated, 4 unproved or not measured.
     """
+    from kata_pin.base.config.options import function_of
     from kata_pin.base.values import Method
+    from kata_pin.cli.reports import prove as proving
     from kata_pin.cli.reports.words import choose, within
     from kata_pin.linux.files import HostRoot
-    from kata_pin.options.isolation import prove as proving
 
     if not 1 <= seconds <= MOST_S:
         raise click.BadParameter("expected 1s to 1d", param_hint="--for")
@@ -110,11 +111,10 @@ def prove(
         root = HostRoot(debugfs=session.config.paths.debugfs)
         document = proving.prove(provider.state, wanted, root=root, progress=progress)
     if html is not None:
-        from kata_pin.options.pictures import page
-
-        screen.write(html, page.proof_document(document, provider.state()))
+        page = function_of("kata_pin.options.pictures.page:proof_document")
+        screen.write(html, page(document, provider.state()))
     if html != "-":
-        screen.report(document, json=session.json, by="options.isolation.render:prove")
+        screen.report(document, json=session.json, by="cli.render.prove:prove")
     return EXIT_STATUSES[document.verdict]
 
 

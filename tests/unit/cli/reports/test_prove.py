@@ -10,9 +10,8 @@ from kata_pin.base.counters import Measured
 from kata_pin.base.documents.measured import ProveDocument, ProvedPcpu
 from kata_pin.base.documents.state import State
 from kata_pin.base.values import Method
-from kata_pin.cli.reports import owners
-from kata_pin.options.isolation import prove
-from kata_pin.options.isolation.prove import ProofRequest
+from kata_pin.cli.reports import owners, prove
+from kata_pin.cli.reports.prove import ProofRequest
 from tests.unit.cli import documents as docs
 from tests.unit.cli.proved import measured, owned, proved
 

@@ -29,9 +29,9 @@ from kata_pin.base.documents.measured import (
     TimelinePart,
 )
 from kata_pin.base.values import Method, TaskClass, count
-from kata_pin.options.isolation.decide import Counted, Judged
 from kata_pin.placement import remedies
 from kata_pin.placement.owners import FOREIGN, Known, Owner, place_of
+from kata_pin.placement.proof import Counted, Judged
 from kata_pin.placement.remedies import NodeConditions
 
 MOST_TASKS: Final = 50
