@@ -73,8 +73,8 @@ def of_task(
 
     `is_theirs`: the pCPU is in that sandbox's mask too.
     """
-    if task is not None and is_ours(task):
-        return OURS
+    if task is not None and is_ours(task) and (sandbox or not place_of(task.cgroup).pod_uid):
+        return OURS  # what runs in a pod has any name; no pod runs a program in a VM's cgroup
     if task is None or kind is TaskClass.UNKNOWN:
         return IntruderRemedy(
             "ended before it could be identified: look for programs that are started there"

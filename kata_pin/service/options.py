@@ -19,6 +19,7 @@ from msgspec import Struct
 from kata_pin.base.config.options import OPTIONS, Option, known
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.check import Finding
 from kata_pin.base.errors import ConfigError, KataPinError, StateError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
@@ -354,7 +355,9 @@ class Options:
         failed: list[str] = []
         for name, option in self._running.items():
             try:
-                kept |= await option.give_back(ids)
+                answer = await option.give_back(ids)
+                Applied(kind="unpin", sandboxes=(), **answer)  # TypeError for what it does not have
+                kept |= answer
             except Exception as error:  # a fault barrier: each has its turn
                 failed.append(f"option {name}: {reason_of(error)}")
                 log.error("what an option changed is not restored: %s", failed[-1])

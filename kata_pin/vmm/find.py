@@ -160,7 +160,7 @@ class VmmFinder:
         running = {one: key.pid for one, key in known.items() if key in alive}
         accepted = set(known.values())
         new = [claim for key, claim in alive.items() if key not in accepted]
-        by_sandbox = self._by_sandbox(new)
+        by_sandbox = self._by_sandbox(new, known)
         self._refused = {one: old for one, old in self._refused.items() if one in by_sandbox}
         due = yield from self._due(by_sandbox, known)
         left = MAX_REFUSALS
@@ -199,8 +199,10 @@ class VmmFinder:
                 due.append(((not any(files), until, oldest), sandbox_id, stamp))
         return [(sandbox_id, stamp) for _, sandbox_id, stamp in sorted(due, key=lambda one: one[0])]
 
-    def _by_sandbox(self, claims: Iterable[VmmClaim]) -> dict[str, list[VmmClaim]]:
-        """Return claims by the sandbox that they name.
+    def _by_sandbox(
+        self, claims: Iterable[VmmClaim], known: Container[str]
+    ) -> dict[str, list[VmmClaim]]:
+        """Return claims by the sandbox that they name; `known` have their VMM already.
 
         Where a command line has only the start of an id, the whole one is among those of the living
         shims and of Kata's files; without it the claim counts for none. So does a UUID: Kata's
@@ -218,7 +220,8 @@ class VmmFinder:
             if whole is None:
                 whole = self.shims.sandboxes() | ids_of(self._host.root, self._paths)
             if by_factory and made is None:
-                made = factory_vms(self._host.root, self._paths, whole)
+                waiting = (one for one in whole if one not in known)
+                made = factory_vms(self._host.root, self._paths, waiting)
             owner = (made or {}).get(named.sandbox_id, "")
             for one in [owner] if owner else filter(named.names, whole):
                 found.setdefault(one, []).append(claim)

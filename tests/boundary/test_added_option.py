@@ -210,12 +210,19 @@ async def test_a_task_that_fails_ends_alone(tmp_path: Path, package: Path) -> No
         assert vm.id in (await node.ask("option", name="siren"))["threads"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "failed"),
+    [
+        ("1 // 0", "integer division or modulo by zero"),
+        ("{'loud': ()}", "Unexpected keyword argument 'loud'"),
+    ],
+)
 async def test_one_that_cannot_restore_keeps_no_other_from_it(
-    tmp_path: Path, package: Path
+    tmp_path: Path, package: Path, answer: str, failed: str
 ) -> None:
     """Each has its turn, and then the threads; the one that failed is named."""
     make_package(package, name="horn")
-    add_method(package, "async def give_back(self, ids):\n        return 1 // 0")
+    add_method(package, f"async def give_back(self, ids):\n        return {answer}")
     kept = 'return {"quiet_kept": ("asked the horn",)}'
     add_method(package, f"async def give_back(self, ids):\n        {kept}", name="horn")
     async with Node(tmp_path, siren={}, horn={}) as node:
@@ -224,7 +231,7 @@ async def test_one_that_cannot_restore_keeps_no_other_from_it(
         await node.create(vm, "c1", "4-5", exclusive=True)
         assert vm.masks != first
         done = await node.ask("release")
-        assert done["options_failed"] == ["option siren: integer division or modulo by zero"]
+        assert done["options_failed"] == [f"option siren: {failed}"]
         assert done["quiet_kept"] == ["asked the horn"]
         assert vm.masks == first
 

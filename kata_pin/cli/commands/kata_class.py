@@ -70,6 +70,8 @@ def kata_class(
             if not root:
                 raise
             remarks.append(f"no class on this node: {error}")  # its daemon starts all the same
+    if remove and not changes:
+        remarks.append("nothing to remove: no such file is of kata-pin kata-class")
     report(session, "kata-class", changes, list(dict.fromkeys(remarks)))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -50,7 +51,7 @@ def pressure(root: HostRoot, state: State) -> Iterator[Row]:
         return
     if not os.path.exists(root.proc("pressure", "cpu")):
         text = "not measured: pressure stall information (PSI) is off"
-        yield Row("CPU pressure", "info", text, "boot with psi=1")
+        yield Row("CPU pressure", "info", text, "boot with psi=1 (a kernel with CONFIG_PSI)")
         return
     for sandbox in state.sandboxes:
         percent = None if sandbox.vmm is None else _waited(root, mounts, sandbox.vmm.pid)
@@ -330,8 +331,12 @@ def pins(root: HostRoot) -> Row:
 def debugfs(root: HostRoot, daemon: int | None = None) -> Row:
     """Return whether KVM's directory in debugfs is readable: the best source of vCPU threads.
 
-    It is read by the daemon of this pid, if there is one, which may have mounts of its own.
+    It is read by the daemon of this pid, if there is one, which may have mounts of its own: what
+    was mounted here only after its start may not be there.
     """
+    mounted = False
+    with suppress(OSError):
+        mounted = bool(os.listdir(root.path(root.debugfs)))
     theirs = root.proc(daemon or 0, "root")
     if os.access(theirs, os.X_OK):
         root = replace(root, root=theirs)
@@ -339,7 +344,8 @@ def debugfs(root: HostRoot, daemon: int | None = None) -> Row:
     try:
         if not os.listdir(mount):
             text = f"not mounted at {mount}; vCPUs are identified by KVM file descriptors"
-            return Row("debugfs", "warn", text, here(words.DEBUGFS, mount=root.debugfs))
+            remedy = here(words.RESTART if mounted else words.DEBUGFS, mount=root.debugfs)
+            return Row("debugfs", "warn", text, remedy)
         vms = sum(1 for name in os.listdir(path) if "-" in name)
     except FileNotFoundError as error:
         return Row("debugfs", "warn", f"{error.filename} does not exist: KVM is not loaded")

@@ -322,8 +322,8 @@ KATA_CONFIGS: Final = Remedy(
     value="paths.kataConfigs",
 )
 PARANOID: Final = Remedy(
-    "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
-    "on the node: sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
+    "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: permanently)",
+    "on the node: sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: permanently)",
 )
 NOT_MOUNTED: Final = Remedy(
     "", "add its folder on the node to the chart's value paths.more", value="paths.more"

@@ -106,7 +106,7 @@ def _managed(firing: Sequence[Firing], claimed: Claimed) -> Row:
         return Row(check, "ok", "none is on an exclusive pCPU")
     active = [one for one in firing if one.per_s]
     shared = [one for one in firing if one.interrupt.mask & claimed.others]
-    text = f"{_count_of(firing)} on exclusive pCPUs, placed by the kernel for good"
+    text = f"{_count_of(firing)} on exclusive pCPUs, placed permanently by the kernel"
     if not active and not shared:
         return Row(check, "ok", f"{text}; silent while nothing there submits I/O")
     parts = [f"now active: {_named(active)}"] if active else []
@@ -140,7 +140,7 @@ def _default_mask(mask: CpuSet | Unknown, claimed: Claimed) -> Row:
     if both := mask & claimed.exclusive:
         text = f"new interrupts may be put on {named(both)} (default_smp_affinity)"
         kept = mask & claimed.others or claimed.others
-        remedy = f"echo {kept.hex_mask()} > /proc/irq/default_smp_affinity; for good: "
+        remedy = f"echo {kept.hex_mask()} > /proc/irq/default_smp_affinity; permanently: "
         remedy += f"boot with irqaffinity={kept}"
         return Row(check, "info", text, remedy if kept else "")
     return Row(check, "ok", f"new interrupts go to {mask or 'no pCPU'}")

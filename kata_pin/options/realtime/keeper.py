@@ -87,7 +87,7 @@ def _no_net(node: RtNode) -> str:
     if node.runtime_us < 0 or node.runtime_us >= node.period_us:
         return (
             "kernel.sched_rt_runtime_us leaves no time to other threads, and this kernel has no "
-            "fair server (Linux 6.12): a busy vCPU would block its pCPU for good"
+            "fair server (Linux 6.12): a busy vCPU would block its pCPU permanently"
         )
     if node.runtime_us == 0:
         return "kernel.sched_rt_runtime_us is 0: real-time threads get no time"

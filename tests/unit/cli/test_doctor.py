@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -111,6 +112,12 @@ def test_debugfs_is_looked_at_as_the_daemon_sees_it(tmp_path: Path) -> None:
     row = node.debugfs(host, 812)
     assert (row.status, row.text) == ("ok", f"{theirs}/kvm is readable, 1 VM")
     assert node.debugfs(host).remedy == "mount -t debugfs none /debug"
+    (tmp_path / "debug" / "kvm").mkdir()
+    rmtree(theirs / "kvm")
+    row = node.debugfs(host, 812)
+    assert (row.text.split(";")[0], row.remedy) == (
+        f"not mounted at {theirs}", "systemctl restart kata-pin"
+    )  # fmt: skip
 
 
 def test_process_events_are_tried_on_this_host() -> None:

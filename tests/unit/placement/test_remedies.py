@@ -87,6 +87,14 @@ def test_what_is_ours_is_named_as_ours(task: SeenTask, node: NodeConditions) -> 
     assert not found.command
 
 
+def test_what_runs_in_a_pod_is_not_ours_by_its_name() -> None:
+    """It is that pod's; a hook runs in the cgroup of a sandbox's shim, where no pod starts any."""
+    pod = "/kubepods.slice/kubepods-pod12345678_1234_1234_1234_123456789abc.slice"
+    task = SeenTask(31, 31, "kata-pin", 0, V2.free, pod, process="kata-pin")
+    assert of_task(task, TaskClass.USER, V2).text.startswith("pod 12345678-")
+    assert of_task(task, TaskClass.SAME_POD, V2, "p1").text.startswith("kata-pin's own")
+
+
 @pytest.mark.parametrize(
     ("comm", "command"),
     [

@@ -96,7 +96,7 @@ def test_threads_that_wait_for_a_cpu(tmp_path: Path, content: str | None, row: s
 @pytest.mark.parametrize(
     ("mount", "psi", "text", "remedy"),
     [
-        (HOSTS, False, "(PSI) is off", "boot with psi=1"),
+        (HOSTS, False, "(PSI) is off", "boot with psi=1 (a kernel with CONFIG_PSI)"),
         (V1, True, "cgroup v1 has no cpu.pressure", ""),
     ],
 )
