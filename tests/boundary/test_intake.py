@@ -210,6 +210,7 @@ async def test_two_writes_within_a_tick(node: Node, vm: Vm) -> None:
         vm.persist(c1=cpu)
         os.utime(file, ns=(now_ns, now_ns))
         await node.placed(vm, main=cpu)
+        assert vm.masks["main"] == cpu
 
 
 async def test_no_descriptor_for_a_state(

@@ -109,7 +109,7 @@ def test_any_members_raise_documented_errors_only(name: str, document: dict[str,
 
 
 @given(reply=values | st.lists(objects, max_size=4))
-def test_any_qmp_answer(reply: object) -> None:
+def test_any_qmp_answer_raises_documented_errors_only(reply: object) -> None:
     """Whatever QEMU answers is checked values or a violation."""
     for replies in ((reply, None), (None, reply)):
         with suppress(RemoteProtocolError):

@@ -18,11 +18,14 @@ COMMON = {name for kind in (str, bytes, list, dict, set) for name in dir(kind)}
 
 @dataclass
 class Function:
-    """A function or method: what it calls, and whether it can itself fail a test."""
+    """A function or method: what it calls by name and as a method, and whether it fails a test."""
 
     name: str
     asserts: bool = False
-    calls: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    methods: set[str] = field(default_factory=set)
+    places: set[tuple[str, str]] = field(default_factory=set)
+    """Where what it calls may be defined: file and name."""
 
     def add(self, node: ast.AST) -> None:
         """Take in one node of its body.
@@ -30,9 +33,10 @@ class Function:
         An assertion is also raising what it or `wait_for` raises, and a program that must succeed.
         """
         if isinstance(node, ast.Call):
-            called = node.func
-            if isinstance(called, ast.Name | ast.Attribute):
-                self.calls.add(called.id if isinstance(called, ast.Name) else called.attr)
+            if isinstance(node.func, ast.Name):
+                self.names.add(node.func.id)
+            elif isinstance(node.func, ast.Attribute):
+                self.methods.add(node.func.attr)
             self.asserts |= any(
                 given.arg == "check" and isinstance(given.value, ast.Constant) and given.value.value
                 for given in node.keywords
@@ -43,7 +47,7 @@ class Function:
             self.asserts |= isinstance(node, ast.Assert)
 
 
-def functions(source: str) -> list[Function]:
+def functions(tree: ast.Module) -> list[Function]:
     """Return all functions; one in another one belongs to both."""
     found: list[Function] = []
 
@@ -57,8 +61,18 @@ def functions(source: str) -> list[Function]:
             else:
                 visit(child, around)
 
-    visit(ast.parse(source), ())
+    visit(tree, ())
     return found
+
+
+def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Return where each name that a module imports from another one is defined."""
+    return {
+        name.asname or name.name: (f"{node.module.replace('.', '/')}.py", name.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in node.names
+    }
 
 
 def without_assertion(sources: dict[str, str], product: set[str]) -> list[str]:
@@ -66,27 +80,39 @@ def without_assertion(sources: dict[str, str], product: set[str]) -> list[str]:
 
     `product` are names of functions that prove nothing where they are called as a method.
     """
-    files = {file: functions(source) for file, source in sources.items()}
-    clear = [one for found in files.values() for one in found if one.name not in product | COMMON]
-    checking = CHECKS | {function.name for function in clear if function.asserts}
-    while more := {one.name for one in clear if one.calls & checking} - checking:
+    trees = {file: ast.parse(source) for file, source in sources.items()}
+    clear: list[tuple[str, Function]] = []
+    for file, tree in trees.items():
+        places = imported(tree)
+        for one in functions(tree):
+            called = one.names | one.methods
+            one.asserts |= not CHECKS.isdisjoint(called)
+            one.places = {(file, name) for name in called}
+            one.places |= {places[name] for name in one.names & places.keys()}
+            one.methods -= product | COMMON
+            clear.append((file, one))
+    checking: set[tuple[str, str]] = set()
+    methods: set[str] = set()
+
+    def can_fail(one: Function) -> bool:
+        called = not checking.isdisjoint(one.places) or not methods.isdisjoint(one.methods)
+        return one.asserts or called
+
+    while more := {(file, one.name) for file, one in clear if can_fail(one)} - checking:
         checking |= more
-
-    def can_fail(function: Function) -> bool:
-        return function.asserts or bool(function.calls & checking)
-
+        methods |= {name for _, name in more}
     return [
         f"{file}::{test.name}"
-        for file, found in sorted(files.items())
-        for test in found
-        if test.name.startswith("test_") and SAYS_SO not in test.name
-        if not can_fail(test) and not test.calls & {one.name for one in found if can_fail(one)}
+        for file, test in clear
+        if test.name.startswith("test_") and SAYS_SO not in test.name and not can_fail(test)
     ]
 
 
 def test_every_test_asserts_or_says_so() -> None:
     """What only shows that nothing is raised says so by its name."""
-    sources = {str(file.relative_to(TESTS)): file.read_text() for file in TESTS.rglob("*.py")}
+    sources = {
+        str(file.relative_to(TESTS.parent)): file.read_text() for file in TESTS.rglob("*.py")
+    }
     assert len(sources) > 300
     product = {
         name
@@ -97,8 +123,12 @@ def test_every_test_asserts_or_says_so() -> None:
 
 
 def test_what_counts_as_an_assertion() -> None:
-    """Own assertions, those of helpers and of their helpers, and pytest's."""
+    """Own assertions, those of helpers and of their helpers, and pytest's.
+
+    A function of another file counts where it is imported from there.
+    """
     source = """
+from b import away, connected as made
 def check(x): assert x
 def settled(x): check(x)
 def wait(): raise TimeoutError("late")
@@ -110,11 +140,18 @@ def test_same_file(): run()
 def test_program(): subprocess.run(["x"], check=True)
 def test_helper(): settled(1)
 def test_waits(): wait()
+def test_imported(): made(1)
+def test_another_of_that_name(): away(1)
 def test_pytest():
     with pytest.raises(ValueError): f()
 async def test_nothing(): idle()
 async def test_nothing_raises_nothing(): idle()
 """
-    other = "def connect(): assert 1"
-    found = without_assertion({"a.py": source, "b.py": other}, {"connect", "run"})
-    assert found == ["a.py::test_method", "a.py::test_nothing"]
+    other = """
+def connect(): assert 1
+def connected(): assert 1
+def away(): pass
+"""
+    third = "def away(): assert 1"
+    found = without_assertion({"a.py": source, "b.py": other, "c.py": third}, {"connect", "run"})
+    assert found == ["a.py::test_method", "a.py::test_another_of_that_name", "a.py::test_nothing"]

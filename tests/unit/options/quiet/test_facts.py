@@ -176,7 +176,7 @@ def test_processes_that_are_hidden(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"99999999", b"," * 90000, b"-1", b"\x1b[31m"])
-def test_files_that_make_no_sense(tmp_path: Path, file: str, content: bytes) -> None:
+def test_files_that_make_no_sense_raise_nothing(tmp_path: Path, file: str, content: bytes) -> None:
     """No content of a file is an error."""
     root = host(tmp_path, cpus=8, interrupts=8, more={})
     (tmp_path / file).write_bytes(content)
