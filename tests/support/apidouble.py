@@ -1,9 +1,11 @@
 """An API server that answers as it is told, over real HTTP: for answers a real one cannot be made
-to give (tests/cluster has the real one).
+to give.
 
     with api_double() as api:
         api.answers += [(429, b"", {"Retry-After": "7"})]
         api.requests          # method and path of each request, and its body
+
+The answers that have a name here are those of a real one (tests/contract/test_api.py).
 """
 
 from __future__ import annotations
@@ -13,11 +15,59 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 
 Answer = tuple[int, bytes, Mapping[str, str]]
 
 OK: Answer = (200, b"{}", {})
+CREATED: Answer = (201, b"{}", {})
+
+
+def refusal(status: int, message: str) -> Answer:
+    """Return a refusal with the server's words."""
+    return status, json.dumps({"kind": "Status", "message": message}).encode(), {}
+
+
+UNAUTHORIZED: Final = refusal(401, "Unauthorized")
+FORBIDDEN: Final = refusal(403, 'nodeplacements.kata-pin.io "n1" is forbidden')
+MISSING: Final = refusal(404, 'nodeplacements.kata-pin.io "n1" not found')
+CONFLICT: Final = refusal(409, 'Apply failed with 1 conflict: conflict with "nfd"')
+CHANGED: Final = refusal(422, "the server rejected our request due to an error in our request")
+UNDECLARED: Final = refusal(
+    500, "failed to create typed patch object: .status.free: field not declared in schema"
+)
+"""An answer to a field that the installed definition does not have."""
+
+
+def node(*taints: Mapping[str, str]) -> Answer:
+    """Return the answer with a Node."""
+    return 200, json.dumps({"kind": "Node", "spec": {"taints": taints}}).encode(), {}
+
+
+def written_by(*managers: str) -> Answer:
+    """Return the answer with an object whose zones these managers wrote, among other fields."""
+    fields: list[dict[str, Any]] = [
+        {"manager": one, "fieldsV1": {"f:zones": {}}} for one in managers
+    ]
+    fields.append({"manager": "kubectl", "fieldsV1": {"f:metadata": {}}})
+    return 200, json.dumps({"metadata": {"managedFields": fields}}).encode(), {}
+
+
+def event(count: int) -> Answer:
+    """Return the answer with an Event that was reported so often."""
+    return 200, json.dumps({"series": {"count": count}}).encode(), {}
+
+
+def daemonset(wanted: int, updated: int, ready: int, *, seen: int = 2) -> Answer:
+    """Return the answer with a DaemonSet of generation 2, whose controller has seen this one."""
+    status = {
+        "desiredNumberScheduled": wanted,
+        "updatedNumberScheduled": updated,
+        "numberReady": ready,
+        "observedGeneration": seen,
+    }
+    document = {"metadata": {"generation": 2}, "status": status}
+    return 200, json.dumps(document).encode(), {}
 
 
 class ApiDouble(ThreadingHTTPServer):

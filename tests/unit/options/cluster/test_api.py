@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
@@ -15,7 +14,16 @@ from kata_pin.options.cluster.decide import NOTHING_KNOWN
 from kata_pin.options.cluster.publisher import Series, event_name
 from kata_pin.options.cluster.values import MAX_ANSWER, PodEvent
 from kata_pin.peers.http import HttpClient
-from tests.support.apidouble import ApiDouble, api_double
+from tests.support.apidouble import (
+    CONFLICT,
+    CREATED,
+    MISSING,
+    UNDECLARED,
+    ApiDouble,
+    api_double,
+    event,
+    refusal,
+)
 
 STATUS = "/apis/kata-pin.io/v1alpha1/nodeplacements/n1/status?fieldManager=kata-pin&force=true"
 MAIN = STATUS.replace("/status", "")
@@ -46,7 +54,7 @@ async def test_an_object_that_exists(double: ApiDouble) -> None:
 
 async def test_an_object_that_is_missing(double: ApiDouble) -> None:
     """It is created with its owner, then its status is written."""
-    double.answers = [(404, b"{}", {}), (201, b"{}", {}), (200, b"{}", {})]
+    double.answers = [MISSING, CREATED]
     await server(double).apply("n1", "u1", NOTHING_KNOWN)
     assert [path for _, path, _ in double.requests] == [STATUS, MAIN, STATUS]
     (owner,) = double.requests[1][2]["metadata"]["ownerReferences"]
@@ -60,8 +68,7 @@ async def test_an_object_that_is_missing(double: ApiDouble) -> None:
 )
 async def test_refusals(double: ApiDouble, status: int, said: str) -> None:
     """The status and the server's message are named, and what to do."""
-    message = json.dumps({"kind": "Status", "message": "no\x1b[31m" + "x" * 9999}).encode()
-    double.answers = [(status, message, {})]
+    double.answers = [refusal(status, "no\x1b[31m" + "x" * 9999)]
     with pytest.raises(ApiRefused, match=said) as caught:
         await server(double).apply("n1", "u1", NOTHING_KNOWN)
     assert caught.value.status == status
@@ -71,8 +78,7 @@ async def test_refusals(double: ApiDouble, status: int, said: str) -> None:
 
 async def test_a_definition_of_another_version(double: ApiDouble) -> None:
     """kube-apiserver 1.34 answers so to a field that the installed one does not have."""
-    said = "failed to create typed patch object: .status.free: field not declared in schema"
-    double.answers = [(500, json.dumps({"kind": "Status", "message": said}).encode(), {})]
+    double.answers = [UNDECLARED]
     with pytest.raises(ApiRefused) as caught:
         await server(double).apply("n1", "u1", NOTHING_KNOWN)
     assert "CustomResourceDefinition is of another version" in caught.value.hint
@@ -133,13 +139,41 @@ async def test_one_event_per_kind_and_sandbox(double: ApiDouble) -> None:
     assert body["metadata"]["name"] == event_name(EVENT)
 
 
+async def test_an_event_that_lasts(double: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the half hour, not for the minute of one that comes back."""
+    series = Series(server(double), "n1")
+    await series.report([EVENT])
+    monkeypatch.setattr(series_module, "AGAIN_S", 0.0)
+    await series.report([EVENT])
+    assert len(double.requests) == 1
+    monkeypatch.setattr(series_module, "LASTS_S", 0.0)
+    await series.report([EVENT])
+    assert len(double.requests) == 2
+
+
+async def test_only_so_many_events_are_remembered(
+    double: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest are forgotten; one that is reported again is among the newest."""
+    monkeypatch.setattr(series_module, "MOST", 2)
+    series = Series(server(double), "n1")
+    first, second, third = (PodEvent(kind, *_rest()) for kind in "ABC")
+    for events in ([first], [second], [third]):
+        await series.report(events)
+    assert len(double.requests) == 3
+    await series.report([second, third])
+    assert len(double.requests) == 3
+    await series.report([first])
+    assert len(double.requests) == 4
+
+
 async def test_an_event_that_comes_back(double: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted once more, as its series has it."""
     monkeypatch.setattr(series_module, "AGAIN_S", 0.0)
     series = Series(server(double), "n1")
     await series.report([EVENT])
     await series.report([])
-    double.answers = [(409, b"{}", {}), (200, b'{"series": {"count": 4}}', {})]
+    double.answers = [CONFLICT, event(4)]
     await series.report([EVENT])
     assert [one[0] for one in double.requests] == ["POST", "POST", "PATCH", "PATCH"]
     assert double.requests[2][2] == {}

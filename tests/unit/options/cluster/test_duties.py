@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,16 @@ from kata_pin.options.cluster.api import ApiRefused, ApiServer
 from kata_pin.options.cluster.publisher import StartupTaint, Topology
 from kata_pin.options.cluster.values import Zone
 from kata_pin.peers.http import HttpClient
-from tests.support.apidouble import Answer, ApiDouble, api_double
+from tests.support.apidouble import (
+    CHANGED,
+    CONFLICT,
+    MISSING,
+    Answer,
+    ApiDouble,
+    api_double,
+    node,
+    written_by,
+)
 from tests.unit.cli import documents
 
 KEY = "kata-pin.io/starting"
@@ -24,11 +32,6 @@ OBJECT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/n1?fieldMan
 def double() -> Iterator[ApiDouble]:
     with api_double() as one:
         yield one
-
-
-def node(*taints: dict[str, str]) -> Answer:
-    """Return the answer with a Node."""
-    return (200, json.dumps({"kind": "Node", "spec": {"taints": list(taints)}}).encode(), {})
 
 
 def server(double: ApiDouble) -> ApiServer:
@@ -64,7 +67,7 @@ async def test_a_node_without_the_taint(double: ApiDouble) -> None:
     await StartupTaint(server(double), "n1", KEY).run(ready=True)
     assert len(double.requests) == 1
     taint = StartupTaint(server(double), "n1", KEY)
-    double.answers = [node({"key": KEY}), (422, b"{}", {}), node({"key": KEY})]
+    double.answers = [node({"key": KEY}), CHANGED, node({"key": KEY})]
     with pytest.raises(ApiRefused):
         await taint.run(ready=True)
     await taint.run(ready=True)
@@ -89,18 +92,9 @@ def topology(double: ApiDouble, *free: int) -> Topology:
     )
 
 
-def written_by(*managers: str) -> Answer:
-    """Return an object's answer, with the managers of its zones."""
-    fields: list[dict[str, Any]] = [
-        {"manager": one, "fieldsV1": {"f:zones": {}}} for one in managers
-    ]
-    fields.append({"manager": "kubectl", "fieldsV1": {"f:metadata": {}}})
-    return (200, json.dumps({"metadata": {"managedFields": fields}}).encode(), {})
-
-
 async def test_zones_are_written_on_change(double: ApiDouble) -> None:
     """Not forced, so that another writer keeps its fields."""
-    double.answers = [(404, b"{}", {})]
+    double.answers = [MISSING]
     one = topology(double, 3, 5)
     await one.run()
     await one.run()
@@ -118,7 +112,7 @@ async def test_zones_are_written_on_change(double: ApiDouble) -> None:
 
 @pytest.mark.parametrize(
     ("answers", "count"),
-    [([written_by("nfd")], 1), ([written_by("kata-pin"), (409, b"{}", {})], 2)],
+    [([written_by("nfd")], 1), ([written_by("kata-pin"), CONFLICT], 2)],
 )
 async def test_another_writer(double: ApiDouble, answers: list[Answer], count: int) -> None:
     """Whoever came first, or took the fields over, is left alone."""
@@ -139,7 +133,7 @@ async def test_no_allocator_no_object(double: ApiDouble) -> None:
 
 async def test_an_allocator_that_is_switched_off(double: ApiDouble) -> None:
     """What was free by it is free no more: a scheduler would go on counting on it."""
-    double.answers = [(404, b"{}", {})]
+    double.answers = [MISSING]
     one = topology(double, 3)
     await one.run()
     one.look(documents.state())
@@ -152,7 +146,7 @@ async def test_a_cluster_without_the_definition(
     double: ApiDouble, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said once, and is no failure that delays other writes."""
-    double.answers = [(404, b"{}", {}), (404, b"{}", {})]
+    double.answers = [MISSING, MISSING]
     one = topology(double, 3)
     await one.run()
     await one.run()

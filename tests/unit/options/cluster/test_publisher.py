@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,8 @@ from kata_pin.options.cluster.publisher import (
     StartupTaint,
 )
 from kata_pin.peers.http import HttpClient
-from tests.support.apidouble import ApiDouble, api_double
+from kata_pin.service.exchange import DaemonAway
+from tests.support.apidouble import FORBIDDEN, ApiDouble, api_double
 from tests.unit.cli import documents
 
 
@@ -157,11 +159,41 @@ async def test_an_api_server_that_is_away(double: ApiDouble) -> None:
     assert (one.api_problem, len(double.requests)) == ("", 2)
 
 
+async def test_an_api_server_that_refuses_is_left_alone(double: ApiDouble) -> None:
+    """While the wait lasts the daemon is read, and nothing is written."""
+    one, daemon = publisher(double)
+    one.period_s = 0.001
+    double.answers = [(503, b"", {"Retry-After": "300"})]
+    looks = itertools.count()
+    enough = asyncio.Event()
+
+    async def state() -> State:
+        if next(looks) == 5:
+            enough.set()
+        return documents.state(documents.drifted())
+
+    daemon.__dict__["state"] = state
+    work = asyncio.create_task(one.run())
+    try:
+        async with asyncio.timeout(20):
+            await enough.wait()
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    assert len(double.requests) == 1
+
+
+async def test_a_daemon_without_a_watch_is_not_one_that_is_away(tmp_path: Path) -> None:
+    """What cannot be asked is an error; only an older daemon has no such document."""
+    with pytest.raises(DaemonAway):
+        await NodeDaemon(str(tmp_path)).watch()
+
+
 async def test_a_part_that_fails_stops_no_other(double: ApiDouble) -> None:
     """The node's object is written though the taint cannot be removed; the first failure counts."""
     one, _ = publisher(double)
     one.taint = StartupTaint(one.api, "n1", "kata-pin.io/starting")
-    double.answers = [(403, b"{}", {})]
+    double.answers = [FORBIDDEN]
     await one.look()
     await one.publish()
     assert one.requests == {"ok": 1, "403": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ from kata_pin.base.errors import KataPinError
 from kata_pin.options.cluster import api
 from kata_pin.options.cluster.api import Rollout
 from kata_pin.peers.http import HttpClient
-from tests.support.apidouble import Answer, ApiDouble, api_double
+from tests.support.apidouble import FORBIDDEN, MISSING, ApiDouble, api_double, daemonset
 
 
 @pytest.fixture
@@ -20,18 +19,6 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiDouble]:
     monkeypatch.setattr(api, "FIRST_S", 0.01)
     with api_double() as one:
         yield one
-
-
-def state(wanted: int, updated: int, ready: int, *, seen: int = 2) -> Answer:
-    """Return a DaemonSet of generation 2."""
-    status = {
-        "desiredNumberScheduled": wanted,
-        "updatedNumberScheduled": updated,
-        "numberReady": ready,
-        "observedGeneration": seen,
-    }
-    document = {"metadata": {"generation": 2}, "status": status}
-    return 200, json.dumps(document).encode(), {}
 
 
 async def released(
@@ -46,7 +33,12 @@ async def released(
 
 async def test_a_rollout(double: ApiDouble) -> None:
     """It ends when all pods are new and ready; what an old status says does not count."""
-    double.answers = [state(2, 2, 2, seen=1), state(2, 1, 2), state(2, 2, 1), state(2, 2, 2)]
+    double.answers = [
+        daemonset(2, 2, 2, seen=1),
+        daemonset(2, 1, 2),
+        daemonset(2, 2, 1),
+        daemonset(2, 2, 2),
+    ]
     said = await released(double)
     assert said[:-1] == ["0 of 2 nodes released", "1 of 2 nodes released", "2 of 2 nodes released"]
     assert said[-1] == "2 of 2 nodes released"
@@ -62,7 +54,7 @@ async def test_a_rollout(double: ApiDouble) -> None:
 
 async def test_files_of_classes_go(double: ApiDouble) -> None:
     """The container that wrote them removes them, with nothing but other arguments."""
-    double.answers = [state(1, 1, 1)]
+    double.answers = [daemonset(1, 1, 1)]
     await released(double, classes=True)
     (writer,) = double.requests[0][2]["spec"]["template"]["spec"]["initContainers"]
     assert writer == {"name": "kata-classes", "args": ["kata-class", "--remove", "--chroot=/host"]}
@@ -70,18 +62,18 @@ async def test_files_of_classes_go(double: ApiDouble) -> None:
 
 async def test_no_daemonset(double: ApiDouble) -> None:
     """Nothing is left to be done."""
-    double.answers = [(404, b"{}", {})]
+    double.answers = [MISSING]
     assert await released(double) == ["there is no DaemonSet kata-pin/kata-pin: nothing to release"]
 
 
 async def test_refusals(double: ApiDouble) -> None:
     """What lasts ends it at once, anything else is tried again."""
-    double.answers = [(403, b"", {})]
+    double.answers = [FORBIDDEN]
     with pytest.raises(KataPinError, match="HTTP 403"):
         await released(double)
     double.answers = [
         (500, b"", {}),
-        state(1, 1, 1),
+        daemonset(1, 1, 1),
     ]
     said = await released(double)
     assert "HTTP 500; trying again" in said[0]
@@ -92,6 +84,6 @@ async def test_refusals(double: ApiDouble) -> None:
 
 async def test_a_node_that_is_never_ready(double: ApiDouble) -> None:
     """It fails in time, and says how far it came."""
-    double.answers = [state(3, 2, 2)] * 10_000
+    double.answers = [daemonset(3, 2, 2)] * 10_000
     with pytest.raises(KataPinError, match=r"2 of 3 nodes released within 0\.2 s"):
         await released(double, 0.2)
