@@ -160,6 +160,20 @@ async def test_what_ended_is_forgotten(node: Node, guest: PlayedGuest) -> None:
     await node.until(lambda: node.rows("guest_cpusets") == [], "p1 is forgotten")
 
 
+async def test_what_is_left_is_the_others(node: Node, guest: PlayedGuest) -> None:
+    """The guest CPU of a container that ended; and all of them, once that is switched off."""
+    vm = await _pod(node, guest)
+    await _state(node, vm, "applied")
+    node.change(guest={**ASKED, "enabled": False})
+    await node.ask("reload")
+    await node.until(lambda: guest.cpus == WHOLE, "the guest's CPUs are restored")
+    node.change(guest=ASKED)
+    await node.ask("reload")
+    await node.until(lambda: guest.cpus == BOTH, "each has its own again")
+    await node.stopped(vm, "own")
+    await node.until(lambda: guest.cpus["log"] == "0-1", "log has all of them")
+
+
 @pytest.mark.parametrize(
     ("settings", "cpus", "state"),
     [

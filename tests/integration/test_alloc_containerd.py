@@ -18,9 +18,6 @@ from random import Random
 import grpc
 import pytest
 
-from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.placement import KubeletState
-from kata_pin.peers.kubelet.checkpoint import dump_checkpoint
 from tests.support.allotcluster import (
     ALLOC,
     KEY,
@@ -222,24 +219,6 @@ def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
     assert record.cpus is None
 
 
-def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
-    """With the kubelet's static policy active nothing is adjusted, and the reason is shown."""
-    static = dump_checkpoint(KubeletState("static", CpuSet([0, 1])))
-    (cluster.node.root / "cpu_manager_state").write_bytes(static)
-    cluster.start()
-    _, plain = run(cluster, "r0")
-    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
-    assert cluster.cgroup(plain) == "0-1"
-    shown = cluster.allocation()
-    assert "kubelet" in shown["suspended"]
-    assert (shown["grants"], shown["refused"]) == ([], [])
-    assert cluster.node.registered()[app].cpus is None
-    assert "alloc-suspended" in {note["code"] for note in cluster.node.ask("state")["notes"]}
-    said = cluster.node.cli("pools")
-    assert "allocates no CPUs: the kubelet's CPU manager policy is static" in said.stdout
-    assert cluster.shown(pod) is not None
-
-
 def test_a_cpuset_that_somebody_changed(cluster: Allotted) -> None:
     """A cgroup that allows more than was given is seen by the audit, and put right."""
     settings = cluster.node.settings
@@ -335,19 +314,6 @@ def test_switched_off_it_gives_everything_back(cluster: Allotted) -> None:
     assert "alloc-left-behind" not in {note["code"] for note in shown["notes"]}
     _, late = run(cluster, "r1")
     assert cluster.cgroup(late) == "0-1"
-
-
-def test_uninstall_gives_back_what_it_can(cluster: Allotted) -> None:
-    """This containerd takes no unsolicited updates: what waits is listed for the next answer."""
-    cluster.start()
-    _, plain = run(cluster, "r0")
-    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
-    kept = cluster.node.ask("release")["cpusets_kept"]
-    assert [(one["id"], one["pod"]) for one in kept] == [(plain, "shop/r0"), (app, "shop/k1")]
-    _, late = run(cluster, "r1")
-    assert [cluster.cgroup(one) for one in (plain, late)] == ["0-1", "0-1"]
-    assert cluster.sandbox_cgroup(pod) == "0-1"
-    assert cluster.node.ask("release")["cpusets_kept"] == []
 
 
 def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:

@@ -60,20 +60,3 @@ def test_a_binding_from_its_start_to_its_end(node: Node) -> None:
         assert "kata_pin_bindings 1.0" in node.cli("metrics").stdout
         assert node.cli("bind", "--clear").returncode == 0
         assert masks(pod) == before
-
-
-def test_a_binding_ends_in_time_and_is_refused_as_a_whole(node: Node) -> None:
-    """After its time all is as before; what cannot be had is an error that says why."""
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "0-1")
-        pod.wait_placed({0, 1})
-        before, name = masks(pod), node.id_of("p1")
-        refused = node.cli("bind", name, "--vcpu", "0-40", "--cpus", "1")
-        assert refused.returncode == 1
-        assert "not bound: the VM has no vCPU" in refused.stderr
-        assert masks(pod) == before
-        assert node.cli("bind", name, *BIND[2:], "--for", "2s").returncode == 0
-        assert masks(pod) == ({1}, {0})
-        wait_for(lambda: masks(pod) == before, "its time to end", 20)
-        assert "its time has ended" in node.cli("history", name).stdout

@@ -89,20 +89,6 @@ def test_what_another_pod_gets_is_left_at_once(node: Node, pod: Pod) -> None:
     pod.wait_placed({0, 1}, within_s=3.0)
 
 
-def test_the_default_set_moves_who_has_no_cpuset(node: Node) -> None:
-    """A pod without cpusets has the default set, and follows it."""
-    replace(_file(node), checkpoint("0"))
-    with node.pod("p1") as pod:
-        node.start()
-        pod.announce()
-        _create(pod, "c1", None, "work")
-        pod.wait_placed({0})
-        replace(_file(node), checkpoint("1"))
-        pod.wait_placed({1}, within_s=3.0)
-        replace(_file(node), checkpoint("0-1"))
-        pod.wait_placed({0, 1}, within_s=3.0)
-
-
 @pytest.mark.parametrize("end", ["absence", "policy"])
 def test_a_checkpoint_that_means_nothing_any_more(node: Node, pod: Pod, end: str) -> None:
     """It is removed, or its policy is none: nothing is exclusive by it."""

@@ -6,10 +6,7 @@ import json
 import os
 import signal
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -27,41 +24,8 @@ def node() -> Iterator[Node]:
         yield one
 
 
-@contextmanager
-def another_writer(tid: int, cpus: set[int]) -> Iterator[None]:
-    """Move a thread again and again, whenever it was put elsewhere."""
-    over = threading.Event()
-
-    def write() -> None:
-        while not over.wait(0.005):
-            if os.sched_getaffinity(tid) != cpus:
-                os.sched_setaffinity(tid, cpus)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def _thread(node: Node, tid: int) -> dict[str, object]:
     return next(t for t in node.sandboxes()["p1"]["threads"] if t["tid"] == tid)
-
-
-def test_audit_repairs_a_moved_thread(node: Node) -> None:
-    """Without process events, the affinity audit alone repairs threads that were moved."""
-    node.configure(new_threads="audit", audit=FAST)
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        pod.wait_placed({1})
-        for tid in pod.kata.tids():
-            os.sched_setaffinity(tid, {0})
-        pod.wait_placed({1})
-        assert not node.ask("state")["node"]["thread_events"]
 
 
 def test_audit_finds_new_threads(node: Node) -> None:
@@ -101,60 +65,6 @@ def test_a_moved_thread_is_shown_before_the_next_audit(node: Node) -> None:
         explained = node.cli("explain", str(node.sandboxes()["p1"]["id"])).stdout
         assert "affinity 0, expected 1" in " ".join(explained.split())
         assert os.sched_getaffinity(victim) == {0}, "nothing was repaired meanwhile"
-
-
-@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two CPUs")
-def test_a_thread_on_a_part_of_its_cpus_is_no_drift(node: Node) -> None:
-    """Kata, QEMU or a cpuset that narrows a thread within its CPUs: no alarm and no fight."""
-    node.configure(audit=FAST)
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "0-1")
-        pod.wait_placed({0, 1})
-        victim = pod.kata.vcpus()[0]
-
-        def stays() -> bool:
-            os.sched_setaffinity(victim, {1})
-            time.sleep(1.8)  # several audits of both kinds
-            return os.sched_getaffinity(victim) == {1}
-
-        wait_for(stays, "audits to leave it; a pass of the pod's start may come late")
-        assert node.sandboxes()["p1"]["state"] == "ok"
-        assert node.sandboxes()["p1"]["writers"] == []
-        assert node.cli("check").returncode == 0
-        assert "audit: 1 thread moved" not in node.log
-        pod.started("c1")  # a Kata event: the placement is asserted again
-        pod.wait_placed({0, 1})
-
-
-def test_another_writer_is_left_alone_and_shown(node: Node) -> None:
-    """A thread that keeps coming back is left to its writer, shown, and taken back on an event."""
-    node.configure(audit=FAST)
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        victim = pod.kata.vcpus()[0]
-        with another_writer(victim, {0}):
-            shown = wait_for(lambda: _backed_off(node), "the daemon to back off")
-        assert shown == [victim]
-        assert _thread(node, victim)["state"] == "drift"
-        assert node.sandboxes()["p1"]["state"] == "drift"
-        assert [line for line in pod.misplaced({1}) if str(victim) not in line] == []
-        os.sched_setaffinity(pod.kata.pid, {0})  # the rest is still kept
-        wait_for(lambda: os.sched_getaffinity(pod.kata.pid) == {1}, "the main thread's repair")
-        assert os.sched_getaffinity(victim) == {0}
-        pod.started("c1")  # a Kata event: the placement is asserted again
-        pod.wait_placed({1})
-
-
-def _backed_off(node: Node) -> list[int]:
-    """Return the threads left to another writer once a note says so."""
-    shown = node.sandboxes()["p1"]
-    if not any(note["code"] == "other-writer" for note in shown["notes"]):
-        return []
-    return [one["tid"] for one in shown["threads"] if one["state"] == "drift"]
 
 
 def _pinned_pod(node: Node, pod: Pod) -> None:

@@ -131,19 +131,6 @@ def test_the_qmp_slot_is_never_taken(node: Node) -> None:
             pod.kata.shim.hold()
 
 
-def test_changed_persist_is_taken_in_by_the_deep_audit(node: Node) -> None:
-    """A cpuset that only Kata's state tells about (no hook runs on update) moves the threads."""
-    node.configure(audit={"affinity_s": 0.1, "deep_s": 0.2})
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        pod.wait_placed({1})
-        pod.persist("c1", "0")
-        pod.wait_placed({0})
-        assert node.registered()["c1"].source == "persist.json"
-
-
 def test_adopted_without_any_hook(node: Node) -> None:
     """A sandbox that ran before the daemon is found, believed and pinned from Kata's state."""
     with node.pod("p1") as pod:
@@ -151,21 +138,6 @@ def test_adopted_without_any_hook(node: Node) -> None:
         node.start()
         pod.wait_placed({1})
         assert node.wait_state("p1", "ok")["vmm"]["pid"] == pod.kata.pid
-
-
-def test_observing_sets_nothing(node: Node) -> None:
-    """In mode observe hooks are recorded and drift is shown, and no affinity is set."""
-    node.configure(mode="observe")
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        run = pod.create("c1", "1")
-        assert "unpinned the daemon only observes" in run.stderr
-        shown = node.wait_state("p1", "drift")
-        assert shown["mask"] == "1"
-        assert pod.misplaced(os.sched_getaffinity(0)) == []
-        assert node.cli("pin", pod.id).returncode == 1
-        assert pod.misplaced(os.sched_getaffinity(0)) == []
 
 
 def test_unpin_pin_and_release(node: Node) -> None:

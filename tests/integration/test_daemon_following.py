@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -59,48 +57,6 @@ def test_updates_without_events_are_found_by_audits(audited: Node) -> None:
         assert "a written cpuset" not in audited.log
 
 
-def test_many_updates_end_with_the_last(node: Node) -> None:
-    """Whatever is written in between, doubled or half read: the last document counts."""
-    with node.pod("p1") as pod:
-        node.start()
-        pod.announce()
-        pod.create("c1", "0")
-        for number in range(200):
-            pod.persist("c1", str(number % 2))
-            if number % 7 == 0:
-                pod.kata.persist_path.write_text('{"half":')
-        pod.persist("c1", "1")
-        pod.wait_placed({1}, within_s=3.0)
-        assert node.sandboxes()["p1"]["state"] == "ok"
-
-
-def test_a_half_written_file_changes_nothing(node: Node) -> None:
-    """A document that ends in the middle is not believed, nor one of zeros."""
-    with node.pod("p1") as pod:
-        node.start()
-        pod.announce()
-        pod.create("c1", "1")
-        pod.wait_placed({1})
-        whole = pod.kata.persist_path.read_text()
-        for text in (whole[: len(whole) // 2], "", "\0" * 4096):
-            pod.kata.persist_path.write_text(text)
-        pod.persist("c1", "0")
-        pod.wait_placed({0}, within_s=3.0)
-        assert set(node.registered()) == {pod.id, "c1"}
-
-
-def test_a_container_that_kata_forgot(node: Node) -> None:
-    """Its poststop was lost; persist.json no longer lists it, and its CPUs are given back."""
-    with node.pod("p1") as pod:
-        node.start()
-        pod.announce()
-        pod.create("c1", "0")
-        pod.create("c2", "1")
-        pod.wait_placed({0, 1})
-        pod.kata.write_persist([one for one in pod.kata.containers if one.id != "c2"])
-        pod.wait_placed({0}, within_s=3.0)
-
-
 def test_a_sandbox_that_nobody_announced(node: Node) -> None:
     """It appears while the daemon runs: no hook, no audit; Kata's state tells."""
     node.start()
@@ -123,23 +79,6 @@ def test_a_directory_that_vanishes_and_comes_back(node: Node) -> None:
         (node.dirs.vc / "sbs").mkdir()
         pod.persist("c1", "1")
         pod.wait_placed({1}, within_s=3.0)
-
-
-def test_names_that_are_nothing_do_not_disturb(node: Node, tmp_path: Path) -> None:
-    """Strange names, symlinks, a thousand empty sandboxes: the real one is followed."""
-    with node.pod("p1") as pod:
-        node.start()
-        pod.announce()
-        pod.create("c1", "0")
-        sbs = node.dirs.vc / "sbs"
-        (sbs / "..evil").mkdir()
-        os.mkdir(os.fsencode(sbs) + b"/\xff")
-        (sbs / "link").symlink_to(tmp_path)
-        for number in range(1000):
-            (sbs / f"none{number}").mkdir()
-        pod.persist("c1", "1")
-        pod.wait_placed({1}, within_s=5.0)
-        assert all(not one["id"].startswith("none") for one in node.ask("state")["sandboxes"])
 
 
 def test_another_pods_file_does_not_speak_for_this_one(node: Node) -> None:

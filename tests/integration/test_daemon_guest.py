@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import Json, Node, Pod, private_node
-from tests.support.katalike import ContainerSpec
 from tests.support.playedguest import Mood, PlayedGuest
 from tests.support.qemu import QEMU, Machine
 from tests.support.waiting import wait_for
@@ -95,41 +94,6 @@ def test_each_container_on_its_own_vcpus(node: Node, guest: PlayedGuest) -> None
         assert "guest CPUs 1: guest CPUs of its own vCPUs" in node.cli("explain", pod.id).stdout
 
 
-def test_read_back_where_programs_are_allowed(node: Node, guest: PlayedGuest) -> None:
-    """With guest.exec what was set is read back; a guest that lies about success is found out."""
-    node.configure(**PLAYED, guest={**ASKED, "exec": True})
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        told(node, "applied", own="read", log="read")
-        guest.mood = Mood.LIES
-        guest.cpus["own"] = "0-1"
-        node.ask("reconcile")
-        shown = told(node, "failed", own="broken", log="read")
-        assert shown["containers"][0]["detail"] == "may run on guest CPUs 0-1"
-        guest.mood = Mood.HONEST
-        node.ask("reconcile")
-        told(node, "applied", own="read", log="read")
-
-
-def test_a_denial_is_a_state(node: Node, guest: PlayedGuest) -> None:
-    """A policy that denies is shown, host pins stand, and the guest is not asked over and over."""
-    guest.mood = Mood.DENIES
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        shown = told(node, "denied")
-        assert "policy" in shown["detail"]
-        before = len(guest.requests)
-        for _ in range(5):
-            pod.started("own")
-        assert len(guest.requests) == before
-        assert pod.misplaced({0}, {1: 1}) == []
-        guest.mood = Mood.HONEST
-        node.ask("pin")  # an operator does not wait
-        guest.wait_cpus(own="1", log="0")
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("mood", [Mood.HANGS, Mood.FLOODS])
 def test_hostile_guest_never_delays_host_pins(node: Node, guest: PlayedGuest, mood: Mood) -> None:
@@ -146,111 +110,6 @@ def test_hostile_guest_never_delays_host_pins(node: Node, guest: PlayedGuest, mo
             assert time.monotonic() - began < 2
             assert pod.misplaced({0}, {1: 1}) == []
         assert guest.connected <= 1
-
-
-def test_hanging_guest_is_left_alone_for_longer_and_longer(node: Node, guest: PlayedGuest) -> None:
-    """It is shown, asked ever more rarely, and told once it answers again."""
-    guest.mood = Mood.HANGS
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        told(node, "unreachable")
-        guest.mood = Mood.HONEST
-        guest.wait_cpus(own="1", log="0")
-        told(node, "applied")
-
-
-def test_no_agent_at_all(node: Node, folder: Path) -> None:
-    """A sandbox whose agent is not there is pinned as ever, and says so."""
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=f"hvsock://{folder}/clh.sock:1024") as pod:
-        two_containers(pod)
-        assert "No such file" in told(node, "unreachable")["detail"]
-
-
-def test_agent_restarts(node: Node, guest: PlayedGuest) -> None:
-    """What an agent forgot is said again with the next audit."""
-    node.configure(**PLAYED, guest=dict(ASKED), audit={"affinity_s": 0.2, "deep_s": 0.4})
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        guest.wait_cpus(own="1", log="0")
-        guest.stop()
-        guest.cpus.clear()
-        told(node, "unreachable")
-        guest.start()
-        guest.wait_cpus(own="1", log="0")
-        told(node, "applied")
-
-
-def test_said_again_after_kata_touched_it(node: Node, guest: PlayedGuest) -> None:
-    """An update by Kata drops our value from the agent's books: it is said again."""
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        guest.wait_cpus(own="1", log="0")
-        before = guest.said.count(("own", "1"))
-        pod.started("own")
-        wait_for(lambda: guest.said.count(("own", "1")) > before, "the cpuset to be said again")
-
-
-def test_undo_gives_every_guest_cpu_back(node: Node, guest: PlayedGuest) -> None:
-    """unpin restores the full list before it returns; pin confines again."""
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        guest.wait_cpus(own="1", log="0")
-        assert node.cli("unpin").returncode == 0
-        assert guest.cpus == {"own": "0-1", "log": "0-1"}
-        assert node.cli("pin").returncode == 0
-        guest.wait_cpus(own="1", log="0")
-
-
-def test_switched_off_it_gives_back(node: Node, guest: PlayedGuest) -> None:
-    """With guest.enabled off what was confined is widened, and nothing else is said."""
-    daemon = node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        guest.wait_cpus(own="1", log="0")
-        node.configure(**PLAYED, guest={**ASKED, "enabled": False})
-        daemon.reload()
-        guest.wait_cpus(own="0-1", log="0-1")
-        pod.create("late", "0")
-        pod.started("late")
-        assert "late" not in guest.cpus
-
-
-def test_observing_says_nothing(node: Node, guest: PlayedGuest) -> None:
-    """A daemon that only observes asks no guest."""
-    node.configure(**PLAYED, mode="observe", guest=dict(ASKED))
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        pod.announce()
-        pod.create("own", "1", exclusive=True)
-        assert told(node, "off")["containers"][0]["cpus"] == "1"
-        assert guest.requests == []
-
-
-def test_leaving_container_widens_the_others(node: Node, guest: PlayedGuest) -> None:
-    """When the exclusive container is gone, the shared one may use its guest CPU again."""
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        guest.wait_cpus(own="1", log="0")
-        pod.stop("own")
-        guest.wait_cpus(log="0-1")
-
-
-def test_container_that_the_agent_does_not_know_yet(node: Node, guest: PlayedGuest) -> None:
-    """runtime-rs' hooks run before the container is made in the guest: told a little later."""
-    guest.mood = Mood.UNKNOWING
-    node.start()
-    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
-        two_containers(pod)
-        told(node, "failed", own="refused")
-        guest.mood = Mood.HONEST
-        pod.started("own")
-        guest.wait_cpus(own="1", log="0")
 
 
 def test_hotplugged_vcpu(node: Node, guest: PlayedGuest) -> None:
@@ -307,31 +166,3 @@ def test_undone_without_a_daemon(node: Node, guest: PlayedGuest) -> None:
         daemon.terminate()
         assert node.cli("unpin").returncode == 0
         assert guest.cpus == {"own": "0-1", "log": "0-1"}
-
-
-def test_widened_before_vcpus_move(node: Node, guest: PlayedGuest) -> None:
-    """Where a pair goes to another container, both may use old and new guest CPUs meanwhile."""
-    node.start()
-    with node.pod("p1", machine=Machine(boot=3, maximum=3), agent_url=guest.url) as pod:
-        guest.online = "0-2"
-        pod.announce()
-        pod.create("a", "1", exclusive=True)
-        guest.wait_cpus(a="2")
-        told(node, "applied")
-        pod.create("b", "0", exclusive=True)
-        guest.wait_cpus(a="2", b="1")
-        first = ""
-        for turn in range(20):  # until it was prompt: this machine may be busy
-            first, second = ("0", "1") if turn % 2 == 0 else ("1", "0")  # they change places
-            guest.said.clear()
-            pod.kata.write_persist(
-                ContainerSpec(name, cpus=cpus, quota=100_000)
-                for name, cpus in (("a", first), ("b", second))
-            )
-            node.ask("reconcile")
-            guest.wait_cpus(**({"a": "1", "b": "2"} if first == "0" else {"a": "2", "b": "1"}))
-            if ("a", "1-2") in guest.said:
-                break
-        last = ("a", "1" if first == "0" else "2")
-        after = guest.said[guest.said.index(("a", "1-2")) :]
-        assert after.index(("b", "1-2")) < after.index(last)

@@ -98,22 +98,3 @@ def test_two_pods_with_one_exclusive_pcpu() -> None:
         assert ended in node.log
         daemon.kill()
         assert events(second.id) == [text, ended], "without a daemon, too"
-
-
-def test_a_restarted_daemon_writes_nothing_anew() -> None:
-    """Passes after a restart, and audits, leave no row where nothing changed."""
-    with private_node(audit={"affinity_s": 0.2, "deep_s": 0.4}) as node:
-        daemon = node.start()
-        with node.pod("p1") as pod:
-            pod.announce()
-            pod.create("c1", str(CPUS[0]))
-            pod.wait_placed({CPUS[0]})
-            node.wait_state("p1", "ok")
-            before = _changes(node, pod.id)
-            daemon.kill()
-            node.start()
-            node.wait_state("p1", "ok")
-            audited = len(node.log)
-            wait_for(lambda: node.sandboxes()["p1"]["checked_s"] < 0.2, "audits")
-            node.ask("reconcile", sandbox=pod.id)
-            assert _facts(_changes(node, pod.id)) == _facts(before), node.log[audited:]

@@ -221,43 +221,6 @@ def test_a_spool_that_goes_away_comes_back(node: Node) -> None:
         wait_for(lambda: not node.spooled(), "the spool to be taken in")
 
 
-def test_messages_out_of_order_and_doubled(node: Node) -> None:
-    """An older message after a newer one changes nothing, and the same one again neither."""
-    _make_runtime_dir(node)
-    spool = node.runtime_dir / "spool"
-    with node.pod("p1", machine=SMALL) as pod:
-        pod.write_bundle("c1", "1")
-        node.hook("createRuntime", "c1", pod.kata.pid)
-        created = node.spooled()[0]
-        content = created.read_bytes()
-        pod.write_bundle("c2", "0")
-        node.start()
-        wait_for(lambda: "c1" in node.registered(), "the message to be taken in")
-        pod.stop("c1")
-        node.hook("createRuntime", "c2", pod.kata.pid)
-        pod.wait_placed({0})
-        unfinished = spool / "late.tmp"
-        unfinished.write_bytes(content)
-        unfinished.rename(created)
-        wait_for(lambda: not node.spooled(), "the late message to be taken in")
-        assert not node.registered()["c1"].counts
-        assert pod.misplaced({0}) == []
-
-
-def test_a_create_whose_bundle_is_gone_is_dropped(node: Node) -> None:
-    """A spooled create of a container that was deleted meanwhile leaves no record."""
-    _make_runtime_dir(node)
-    with node.pod("p1", machine=SMALL) as pod:
-        bundle = pod.write_bundle("c1", "1")
-        node.hook("createRuntime", "c1", pod.kata.pid)
-        (bundle / "config.json").unlink()
-        bundle.rmdir()
-        node.start()
-        wait_for(lambda: not node.spooled(), "the spool to be taken in")
-        assert "its bundle is gone" in node.log
-        assert "c1" not in node.registered()
-
-
 @pytest.mark.alone
 def test_a_hook_that_vanishes_does_not_hold_anything_up(node: Node) -> None:
     """Connections that are cut at any point leave the daemon serving the next ones at once."""

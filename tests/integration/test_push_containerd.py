@@ -18,7 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import grpc
 import pytest
 
 from tests.support.allotcluster import (
@@ -26,7 +25,6 @@ from tests.support.allotcluster import (
     ONE_CPU,
     Allotted,
     agreed,
-    kill_and_start,
     killed_within,
     order,
     run,
@@ -40,7 +38,6 @@ from tests.support.containerd import (
     private_containerd,
     why_not,
 )
-from tests.support.criserver import CriServer
 from tests.support.daemon import private_node
 from tests.support.waiting import wait_for
 
@@ -181,28 +178,6 @@ def test_the_runtime_is_restarted_meanwhile(cluster: Allotted) -> None:
 
 
 @only_debians
-def test_a_socket_that_comes_later(cluster: Allotted, folder: Path) -> None:
-    """Without it cpusets are pending and why is shown; the next answer has them, or it comes."""
-    link = folder / "later.sock"
-    settle(cluster, cri=str(link))
-    cluster.start()
-    _, plain = run(cluster, "r0")
-    _, app = run(cluster, "k1", handler="kata", **ONE_CPU)
-    order(cluster, "shop/k1", "exclusive")
-    wait_for(lambda: cluster.allocation()["push"]["problem"], "the trouble to be shown")
-    assert "No such file" in cluster.allocation()["push"]["problem"]
-    own = cluster.grant(app)["exclusive"]
-    assert cluster.grant(plain)["pending"] == next(iter({"0", "1"} - {own}))
-    run(cluster, "r1")
-    assert cluster.cgroup(plain) in {"0", "1"} - {own}
-    order(cluster, "shop/k1", "none")
-    link.symlink_to(cluster.containerd.cri_socket)
-    wait_cgroup(cluster, plain, "0-1")
-    wait_for(lambda: not cluster.allocation()["push"]["problem"], "the trouble to be over")
-    assert cluster.node.log.count("WARNING allocator: cpusets wait for the runtime") == 1
-
-
-@only_debians
 def test_a_socket_that_hangs(cluster: Allotted, folder: Path) -> None:
     """Events are answered and threads are pinned all the same; the daemon stops at once."""
     path = folder / "hangs.sock"
@@ -232,39 +207,6 @@ def hanging(path: Path) -> Iterator[None]:
         listener.bind(str(path))
         listener.listen(64)
         yield
-
-
-@only_debians
-def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
-    """Shown with its text, logged once, counted; it is done as soon as it is allowed."""
-    path = folder / "played.sock"
-    settle(cluster, cri=str(path))
-    with CriServer(path) as server:
-        server.answer = (grpc.StatusCode.UNKNOWN, "task is paused")
-        cluster.start()
-        _, plain = run(cluster, "r0")
-        _, app = run(cluster, "k1", handler="kata", **ONE_CPU)
-        order(cluster, "shop/k1", "exclusive")
-        wait_for(lambda: len(cluster.allocation()["push"]["failures"]) == 2, "the failures")
-        assert "cpuset not changed: task is paused" in cluster.node.cli("pools").stdout
-        assert {name for name, _ in server.asked} == {app, plain}
-        server.answer = None
-        wait_for(lambda: not cluster.allocation()["push"]["failures"], "success", 40)
-        assert cluster.node.log.count(f"WARNING allocator: container {plain} keeps") == 1
-
-
-@only_debians
-def test_only_with_the_next_call(cluster: Allotted) -> None:
-    """With alloc.push no, nothing is sent between two calls of the runtime."""
-    settle(cluster, push="no")
-    cluster.start()
-    _, plain = run(cluster, "r0")
-    run(cluster, "k1", handler="kata", **ONE_CPU)
-    order(cluster, "shop/k1", "exclusive")
-    wait_for(lambda: cluster.grant(plain)["pending"] is not None, "the order to be in force")
-    assert cluster.allocation()["push"]["reason"] == "the setting alloc.push is no"
-    kill_and_start(cluster)
-    wait_for(lambda: cluster.grant(plain)["pending"] is None, "Synchronize's updates")
 
 
 @only_built
