@@ -129,9 +129,12 @@ def test_a_runbook_names_what_exists(page: Path) -> None:
 
 
 def no_settings(text: str) -> set[str]:
-    """Return what a text calls a setting, also in one word, and is none."""
+    """Return what a text calls a setting, also in one word or in braces, and is none."""
     lists = re.findall(r"\bsettings? ((?:`[\w.]+`(?:,| and| or)? ?)+)", " ".join(text.split()))
     named = {name for words in lists for name in re.findall(r"`([\w.]+)`", words)}
+    for section, values in re.findall(r"`(\w+): (\{[^`]*\})", text):
+        if section in SECTIONS:
+            named |= {f"{section}.{key}" for key in yaml.safe_load(values)}
     return named - {*BY_KEY, *SECTIONS}
 
 
@@ -147,6 +150,7 @@ def test_what_is_called_a_setting_is_one() -> None:
         ("the setting\n`hypervisor` lists", {"hypervisor"}),
         ("settings `mode`, `quiett` and `audit.deep`", {"quiett", "audit.deep"}),
         ("the setting `overhead`, or `mode`; `other` is none", set()),
+        ("with `guest: {enabled: off, nope: 1}` and `limits: {a: 1}`", {"guest.nope"}),
     ],
 )
 def test_a_wrong_setting_is_found(text: str, wrong: set[str]) -> None:
