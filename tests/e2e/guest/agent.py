@@ -13,6 +13,7 @@ Port 1025 answers a tester's questions, one for each connection:
     mode M                   honest; lie: success, and nothing done; refuse: as genpolicy's default
                              policy; hang: no answer until the mode is another
     widen C                  a container gets every CPU, as if somebody else had done it
+    run C COMMAND            a shell runs a command in a container; the answer is its output
     agent                    its pid
     restart                  the agent ends; init starts it again
 """
@@ -189,6 +190,9 @@ class Agent:
         if verb == "widen":
             write(f"{CGROUPS}/{rest}/cpuset.cpus", read(ONLINE))
             return rest
+        if verb == "run":
+            container, _, command = rest.partition(" ")
+            return output(container, command)
         if verb == "agent":
             return str(posix.getpid())
         if verb == "restart":
@@ -218,6 +222,16 @@ def spawn(container: str, arguments: list[str], *, stdout: int = 1) -> int:
     return posix.posix_spawn("/bin/sh", argv, {"PATH": "/bin"}, file_actions=actions)
 
 
+def output(container: str, command: str) -> str:
+    """Run a shell's command in a container's cgroup; return its output once it has ended."""
+    end, start = posix.pipe()
+    pid = spawn(container, ["sh", "-c", command], stdout=start)
+    posix.close(start)
+    text = drained(end)
+    posix.waitpid(pid, 0)
+    return text
+
+
 def processes() -> str:
     """Return a line for each process of a container."""
     lines = []
@@ -236,7 +250,11 @@ def processes() -> str:
 
 def read(path: str) -> str:
     """Return a file's text."""
-    file = posix.open(path, posix.O_RDONLY)
+    return drained(posix.open(path, posix.O_RDONLY))
+
+
+def drained(file: int) -> str:
+    """Return what can be read from a descriptor, and close it."""
     try:
         parts = []
         while part := posix.read(file, 65536):
@@ -362,7 +380,7 @@ def serve_calls(agent: Agent, connection: socket) -> None:
 def serve_question(agent: Agent, connection: socket) -> None:
     """Answer one question."""
     try:
-        connection.sendall(agent.answer(connection.recv(200).decode()).encode())
+        connection.sendall(agent.answer(connection.recv(1000).decode()).encode())
     except OSError:
         pass
     finally:

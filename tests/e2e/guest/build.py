@@ -3,8 +3,9 @@
 
     tests/e2e/guest/build.py [--tree TREE] [--out FOLDER]
 
-TREE is a Debian root with a kernel, busybox-static and python3; without one the first two are
-fetched with `apt-get download`, and the Python is this machine's. Without --out the result is kept
+TREE is a Debian root with a kernel, busybox-static, python3 and, to measure latency, rt-tests;
+without one the first two are fetched with `apt-get download`, and the others are this machine's, if
+it has rt-tests. Without --out the result is kept
 in the user's cache folder, by what it was made of, and an existing one is taken. Needs binutils;
 with --tree neither root nor a network. The guest: `init` and `agent.py` beside this file.
 """
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,9 @@ MODULES: Final = ("virtio_pci", "virtio_console", "vmw_vsock_virtio_transport")
 LOAD_MODULES: Final = ("virtio_net", "virtiofs")
 """What a container loads that works on the network and on its shared folder; in load order in
 /load, without those of MODULES."""
+
+LATENCY: Final = ("cyclictest", "oslat")
+"""Programs of rt-tests."""
 
 PYTHON: Final = "usr/bin/python3"
 LOADER: Final = "lib64/ld-linux-x86-64.so.2"
@@ -76,8 +80,16 @@ def ramdisk(tree: Path, release: str) -> bytes:
     archive.add("bin/busybox", PROGRAM, _busybox(tree).read_bytes())
     archive.add("agent.py", PROGRAM, (HERE / "agent.py").read_bytes())
     archive.add("init", PROGRAM, (HERE / "init").read_bytes())
-    for name, mode, data in python(tree if (tree / PYTHON).exists() else Path("/")):
+    root = tree if (tree / PYTHON).exists() else Path("/")
+    for name, mode, data in python(root):
         archive.add(name, mode, data)
+    programs = [(root / PYTHON).resolve()]
+    for name in LATENCY:
+        if (root / "usr/bin" / name).exists():
+            programs.append(root / "usr/bin" / name)
+            archive.add(f"bin/{name}", PROGRAM, programs[-1].read_bytes())
+    for name, path in libraries(root, programs).items():
+        archive.add(f"lib/{name}", PROGRAM, path.read_bytes())
     own = dict(modules(tree, release, MODULES))
     more = dict(modules(tree, release, MODULES + LOAD_MODULES))
     for number, (name, data) in enumerate(more.items()):
@@ -129,14 +141,12 @@ def python(tree: Path) -> Iterator[tuple[str, int, bytes]]:
     for name in ("os.py", *(f"encodings/{name}.py" for name in ("__init__", "aliases", "utf_8"))):
         yield f"{home}/{name}", FILE, (tree / home / name).read_bytes()
     yield LOADER, PROGRAM, _first(tree, LOADER, f"usr/{LOADER}").read_bytes()
-    for name, path in libraries(tree, program).items():
-        yield f"lib/{name}", PROGRAM, path.read_bytes()
 
 
-def libraries(tree: Path, program: Path) -> dict[str, Path]:
-    """Return the libraries that a program needs, and those that they need, by name."""
+def libraries(tree: Path, programs: Sequence[Path]) -> dict[str, Path]:
+    """Return the libraries that programs need, and those that they need, by name."""
     found: dict[str, Path] = {}
-    waiting = [program]
+    waiting = [*programs]
     while waiting:
         listed = subprocess.run(
             ["readelf", "-d", str(waiting.pop())],
