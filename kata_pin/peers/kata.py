@@ -52,6 +52,8 @@ class KataConfig(Struct, frozen=True):
     host. `extra_monitor` has no effect without `debug`. runtime-rs has `overhead_vcpus` since 4.0;
     its files name the hypervisor in [runtime], those of the Go runtime do not. `hot_plug_vfio`:
     a VM that runs has a port for VFIO devices (the setting of that name; Kata's default is none).
+    `template`: VMs of runtime-rs are copies of one (the Go runtime adds to its copies what they
+    lack).
     """
 
     hypervisor: str = ""
@@ -67,6 +69,7 @@ class KataConfig(Struct, frozen=True):
     sandbox_cgroup_only: bool = False
     static_sizing: bool = False
     hot_plug_vfio: bool = False
+    template: bool = False
     runtime: KataRuntime = KataRuntime.GO
 
     @property
@@ -119,6 +122,7 @@ def _config(name: str, table: Fields, runtime: Fields) -> KataConfig:
         sandbox_cgroup_only=runtime.flag("sandbox_cgroup_only"),
         hot_plug_vfio=table.text("hot_plug_vfio") not in {"", "no-port"},
         static_sizing=runtime.flag("static_sandbox_resource_mgmt"),
+        template=table.fields("factory").flag("enable_template"),
         runtime=KataRuntime.RUST if runtime.text("hypervisor_name") else KataRuntime.GO,
     )
 

@@ -30,7 +30,8 @@ class Sizing(Struct, frozen=True):
     """What sizes the VMs of one handler: its runtime, and its configuration as Kata reads it.
 
     `static` is static_sandbox_resource_mgmt. `default_maxvcpus` bounds vCPUs that are added to a
-    running VM; 0 for no bound. `version` is Kata's; empty stands for the newest.
+    running VM; 0 for no bound. `version` is Kata's; empty stands for the newest. `template`: VMs
+    are copies of a template (runtime-rs), which static sizing does not change.
     """
 
     runtime: KataRuntime
@@ -39,6 +40,7 @@ class Sizing(Struct, frozen=True):
     overhead_vcpus: float = 0
     default_maxvcpus: int = 0
     version: Version = ()
+    template: bool = False
 
 
 class ContainerCpu(Struct, frozen=True):
@@ -95,12 +97,15 @@ def vm_size(sizing: Sizing, pod: PodCpu) -> VmSize:
 
 
 def rule_of(sizing: Sizing) -> Rule:
-    """Return the newest rule that is not newer than the version, else the oldest."""
+    """Return the newest rule that is not newer than the version, else the oldest.
+
+    VMs of a template have what the file says, as the oldest rule of runtime-rs does.
+    """
     rows = [
         rule for rule in RULES if (rule.runtime, rule.static) == (sizing.runtime, sizing.static)
     ]
     fitting = [rule for rule in rows if not sizing.version or rule.since <= sizing.version]
-    return fitting[-1] if fitting else rows[0]
+    return fitting[-1] if fitting and not sizing.template else rows[0]
 
 
 def exclusive_pod(cpus: int, *, quota: bool, annotated: bool = True) -> PodCpu:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Final
 
+from msgspec.structs import replace
+
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.document import UNWRITTEN, Note
@@ -396,6 +398,7 @@ def sizing_of(table: KataConfig, path: str, host_cpus: int) -> Sizing:
         table.overhead_vcpus or 0,
         min(most, host_cpus),
         version,
+        template=table.runtime is KataRuntime.RUST and table.static_sizing and table.template,
     )
 
 
@@ -414,8 +417,9 @@ def _row(title: str, file: KataConfigFile, state: State | None) -> Row:
     annotated = not _is_crio(state)
     plain = _sizes(sizing, quota=False, annotated=annotated)
     way = "static" if table.static_sizing else "dynamic"
+    way = "VM template" if sizing.template else f"{way} sizing"
     text = (
-        f"{title} ({table.runtime}, {table.hypervisor}, {way} sizing): pods with {_listed(SIZES)}"
+        f"{title} ({table.runtime}, {table.hypervisor}, {way}): pods with {_listed(SIZES)}"
         f" exclusive CPUs get VMs of {_counts(plain)} vCPUs"
     )
     kept = _sizes(sizing, quota=True, annotated=annotated)
@@ -426,24 +430,32 @@ def _row(title: str, file: KataConfigFile, state: State | None) -> Row:
         text += (
             f"; Kata fails updates of pods with {_listed(failing)} (VM larger than their cpuset)"
         )
-    cpus = max(SIZES)
     lacking = [cpus for cpus, size in plain.items() if size.running < cpus]
     if not failing and not lacking:
         return Row("VM size", "ok", text)
-    lack = Lack(
-        table.runtime,
-        cpus,
-        plain[cpus].running,
-        table.hypervisor == QEMU.name and annotated,
-        sizing.default_vcpus,
-    )
-    told = "; or ".join(
-        f"{row.text(lack)} ({row.path}: {' '.join(row.content(lack).split(chr(10))).strip()})"
-        for row in remedies(lack)
-    )
+    told = _remedies(table, replace(sizing, template=False), annotated=annotated)
+    if sizing.template:
+        off = f"set enable_template = false under [hypervisor.{table.hypervisor}.factory]"
+        told = f"{off}, and {told}" if told else off
     given = state.node.kubelet if state is not None else None
     static = given is not None and given.policy == "static"
     return Row("VM size", "warn" if static or failing else "info", text, told)
+
+
+def _remedies(table: KataConfig, sizing: Sizing, *, annotated: bool) -> str:
+    """Return what gives the largest of the pods its vCPUs; empty if nothing has to or can."""
+    cpus = max(SIZES)
+    lack = Lack(
+        table.runtime,
+        cpus,
+        vm_size(sizing, exclusive_pod(cpus, quota=False, annotated=annotated)).running,
+        table.hypervisor == QEMU.name and annotated,
+        sizing.default_vcpus,
+    )
+    return "; or ".join(
+        f"{row.text(lack)} ({row.path}: {' '.join(row.content(lack).split(chr(10))).strip()})"
+        for row in remedies(lack)
+    )
 
 
 def _sizes(sizing: Sizing, *, quota: bool, annotated: bool) -> dict[int, VmSize]:

@@ -111,6 +111,25 @@ def test_the_version_beside_the_release(tmp_path: Path) -> None:
     assert "(config.d/90-kata-pin.toml: [hypervisor.qemu] default_vcpus = 9)" in found.remedy
 
 
+@pytest.mark.parametrize("overhead", [0.2, 8.2])
+def test_a_template_has_the_size_of_its_file(tmp_path: Path, overhead: float) -> None:
+    """A class by size does not reach VMs of a template; runtime-rs alone has this."""
+    template = "[hypervisor.qemu.factory]\nenable_template = true\n"
+    text = RUST.format(overhead=f"overhead_vcpus = {overhead}", static="true") + template
+    found = row(tmp_path, text, static_kubelet())
+    assert found.status == "warn"
+    assert found.text.endswith(
+        "(runtime-rs, qemu, VM template): pods with 1, 2, 4, 8 exclusive CPUs get VMs of 1, 1, 1, 1"
+        " vCPUs"
+    )
+    off = "set enable_template = false under [hypervisor.qemu.factory]"
+    assert (found.remedy == off) == (overhead > 8)
+    assert found.remedy.startswith(off)
+    assert ("kata-pin kata-class --cpus 8" in found.remedy) == (overhead < 8)
+    go = GO.format(more="static_sandbox_resource_mgmt = true") + template
+    assert "go, qemu, static sizing" in row(tmp_path, go).text
+
+
 def test_updates_that_kata_fails(tmp_path: Path) -> None:
     """More boot vCPUs than the cpuset's size: told whatever the kubelet does."""
     text = RUST.format(overhead="overhead_vcpus = 0.2", static="false")
