@@ -16,7 +16,7 @@ from kata_pin.base.values import TaskClass
 
 _POD: Final = re.compile(
     r"(?:^|[-/])pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
-    r"|[0-9a-f]{32})(?:\.slice)?\Z"
+    r"|[0-9a-f]{32})(?:\.slice(?::[^:]*:[^:]*)?)?\Z"
 )
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|slice)\Z")
 _USER_MANAGER: Final = re.compile(r"user@[0-9]+\.service\Z")

@@ -1,6 +1,6 @@
 """The real kubelet in a lab machine: standalone, CPU manager `static`, this machine's containerd.
 
-    with RealKubelet(node, folder) as kubelet:
+    with RealKubelet(node, folder, "cgroupfs") as kubelet:
         kubelet.add("a", cpus=2)
         node.wait(lambda: kubelet.is_running("a"), "a")
 
@@ -47,7 +47,8 @@ _PORT: Final = 10255
 class RealKubelet:
     """A kubelet process and its folder of manifests; `log` is what it wrote."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(self, node: Node, folder: Path, driver: str) -> None:
+        """`driver` names its pods' cgroups: cgroupfs or systemd."""
         self._node = node
         self._manifests = folder / "manifests"
         self._manifests.mkdir(parents=True)
@@ -55,7 +56,7 @@ class RealKubelet:
             (folder / name).mkdir()
         self.log = node.results_folder() / "kubelet.log"
         config = folder / "kubelet.json"
-        config.write_text(json.dumps(_configuration(folder)))
+        config.write_text(json.dumps(_configuration(folder, driver)))
         self._command = [
             *(str(PROGRAM), "--config", str(config), "--root-dir", str(ROOT)),
             *("--cert-dir", str(folder / "certificates"), "--hostname-override", "node"),
@@ -179,7 +180,7 @@ def forget_state() -> None:
             os.unlink(ROOT / name)
 
 
-def _configuration(folder: Path) -> dict[str, object]:
+def _configuration(folder: Path, driver: str) -> dict[str, object]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -192,7 +193,7 @@ def _configuration(folder: Path) -> dict[str, object]:
         "healthzPort": 0,
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        "cgroupDriver": "cgroupfs",
+        "cgroupDriver": driver,
         "cpuCFSQuota": False,
         "failSwapOn": False,
         "localStorageCapacityIsolation": False,

@@ -1,7 +1,8 @@
 """A real kubelet with CPU manager `static`, containerd and minikata's VMs: who may run where.
 
 Run by hand, `scripts/lab test trixie-kvm --with-kubelet -- tests/e2e/test_kubelet.py`, with one
-kubelet for all tests, which build on each other in this order. Audits are off: events alone do it.
+kubelet for all tests, which build on each other in this order; then all again with the systemd
+cgroup driver (`-k systemd` for these alone). Audits are off: events alone do it.
 
 Out of scope: in-place resize, which needs an API server (the kubelet resizes no static pods).
 """
@@ -107,11 +108,14 @@ def tell(node: Node, request: pytest.FixtureRequest) -> Tell:
     return say
 
 
-@pytest.fixture(scope="module")
-def stage(node: Node, tmp_path_factory: pytest.TempPathFactory, tell: Tell) -> Iterator[Stage]:
+@pytest.fixture(scope="module", params=["cgroupfs", "systemd"])
+def stage(
+    node: Node, tmp_path_factory: pytest.TempPathFactory, tell: Tell, request: pytest.FixtureRequest
+) -> Iterator[Stage]:
     """A kubelet that runs `a` (two exclusive CPUs) and `s` (shared), and everything below it.
 
-    Our own allocator is configured all the time.
+    Our own allocator is configured all the time. The parameter is the kubelet's cgroup driver: of
+    systemd's name for a pod Kata makes one folder of cgroups, above all slices.
     """
     unit, folder = Unit(node), tmp_path_factory.mktemp("kubelet")
     forget_state()
@@ -123,7 +127,7 @@ def stage(node: Node, tmp_path_factory: pytest.TempPathFactory, tell: Tell) -> I
         KubeletWatch() as watch,
     ):
         tell("containerd and kata-pin run")
-        kubelet = RealKubelet(node, folder)
+        kubelet = RealKubelet(node, folder, request.param)
         kubelet.add("a", cpus=2)
         kubelet.add("s", annotations=TWO)
         try:
