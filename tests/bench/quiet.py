@@ -25,7 +25,6 @@ from tests.bench.figures import MS, BenchError, Row, Samples, in_turns
 from tests.bench.node import BenchNode
 from tests.support import world
 from tests.support.irqtree import Line
-from tests.support.quiethost import hexadecimal
 from tests.support.quietnode import QuietNode
 from tests.support.worktree import WorkTree
 
@@ -126,7 +125,7 @@ def _node() -> Iterator[Node]:
         for number in range(DEVICES):
             queues = f"sys/class/net/veth{number}/queues"
             for queue in ("rx-0/rps_cpus", "rx-1/rps_cpus"):
-                tree.put(f"{queues}/{queue}", hexadecimal(world.cpus("0-1")))
+                tree.put(f"{queues}/{queue}", world.cpus("0-1").hex_mask())
         node = Node(Path(folder), tree, world.flat(CPUS))
         try:
             node.run_pod("p", POD)

@@ -1,7 +1,8 @@
-"""A double of /proc/irq: files of a tree, written as the kernel would take it.
+"""A double of /proc/irq and /proc/interrupts: files of a tree, written as the kernel would take it.
 
 For what this machine's own interrupts cannot show: managed ones, more pCPUs and nodes, errors. The
-errors are those of Linux 6.1 and 6.12 as measured there (EIO, EPERM, EINVAL, ERANGE, EOVERFLOW).
+errors are those of Linux 6.1 and 6.12 as measured there (EIO, EPERM, EINVAL, ERANGE, EOVERFLOW);
+tests/contract/test_tunables.py compares it with the running kernel.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Line:
     refuses: int = 0
     mode: int = 0o644
     counts: dict[int, int] = field(default_factory=dict)
+    effective: str = ""
 
 
 @dataclass
@@ -51,6 +53,8 @@ class IrqTree(DirectCalls):
 
     def __post_init__(self) -> None:
         self.lines: dict[int, Line] = {}
+        self.unnumbered: dict[str, tuple[int, str]] = {}
+        """Rows by label, such as LOC: how often each happened on each pCPU, and their text."""
         self.host = HostRoot(str(self.root), calls=self)
         self._irq = self.root / "proc" / "irq"
         self._irq.mkdir(parents=True)
@@ -73,7 +77,7 @@ class IrqTree(DirectCalls):
         folder.mkdir(exist_ok=True)
         for name, text in (
             ("smp_affinity_list", line.mask),
-            ("effective_affinity_list", ""),
+            ("effective_affinity_list", line.effective),
             ("node", str(line.node)),
         ):
             (folder / name).write_text(f"{text}\n")
@@ -119,6 +123,8 @@ class IrqTree(DirectCalls):
         for number, line in sorted(self.lines.items()):
             counts = "".join(f"{line.counts.get(cpu, 0):11}" for cpu in online)
             rows.append(f"{number:4}:{counts}  {line.text}")
+        for label, (times, text) in self.unnumbered.items():
+            rows.append(f"{label:>4}:{''.join(f'{times:11}' for _ in online)}   {text}")
         (self.root / "proc" / "interrupts").write_text("\n".join(rows) + "\n")
 
     # ---- the calls -----------------------------------------------------------------------

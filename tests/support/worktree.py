@@ -21,7 +21,7 @@ from kata_pin.rights.broker.tunables import (
     write_tunables,
 )
 from tests.support.irqtree import IrqTree
-from tests.support.quiethost import PF_KTHREAD, hexadecimal, process
+from tests.support.quiethost import PF_KTHREAD, process
 
 START = 900
 
@@ -33,12 +33,12 @@ class WorkTree(IrqTree):
         super().__init__(root, cpus)
         self.level = "full"
         everyone = CpuSet(range(cpus))
-        self.put("sys/devices/virtual/workqueue/cpumask", hexadecimal(everyone))
+        self.put("sys/devices/virtual/workqueue/cpumask", everyone.hex_mask())
         self.put("proc/sys/kernel/watchdog_cpumask", str(everyone))
         self.put("sys/devices/system/cpu/online", str(everyone))
-        self.put("sys/class/net/eth0/queues/rx-0/rps_cpus", hexadecimal(CpuSet({1, 4, 5})))
+        self.put("sys/class/net/eth0/queues/rx-0/rps_cpus", CpuSet({1, 4, 5}).hex_mask())
         self.put("sys/class/net/eth0/queues/rx-1/rps_cpus", "0")
-        self.put("sys/class/net/eth0/queues/tx-0/xps_cpus", hexadecimal(CpuSet({4})))
+        self.put("sys/class/net/eth0/queues/tx-0/xps_cpus", CpuSet({4}).hex_mask())
         for cpu in range(cpus):
             base = f"sys/devices/system/cpu/cpu{cpu}"
             self.put(f"{base}/power/pm_qos_resume_latency_us", "0")

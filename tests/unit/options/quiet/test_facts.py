@@ -15,14 +15,14 @@ from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.options.quiet.read import cookie, read_counters, read_facts
 from kata_pin.options.quiet.values import Crio, Irqbalance, Partition, Queue, Tuned, Unknown
 from kata_pin.rights.calls import DirectCalls
-from tests.support.quiethost import host, process
+from tests.support.quiethost import QuietHost, process
 
 FOUR = CpuSet({4, 5, 6, 7})
 
 
 def test_a_large_host(tmp_path: Path) -> None:
     """64 pCPUs and 500 interrupts, most of them managed."""
-    found = read_facts(host(tmp_path, more={}), FOUR)
+    found = read_facts(QuietHost(tmp_path, more={}).host, FOUR)
     assert not isinstance(found.interrupts, Unknown)
     assert len(found.interrupts) == 500
     assert sum(one.managed for one in found.interrupts) == 436
@@ -51,7 +51,7 @@ def test_kernel_threads(tmp_path: Path) -> None:
         **process(70, "rcuop/5", ppid=1, flags=0, cpus="0-63"),
         **process(71, "rcuop/9999", ppid=2, flags=0, cpus="0-63"),
     }
-    found = read_facts(host(tmp_path, interrupts=64, more=more), FOUR)
+    found = read_facts(QuietHost(tmp_path, interrupts=64, more=more).host, FOUR)
     assert not isinstance(found.threads, Unknown)
     names = {one.comm: str(one.affinity) for one in found.threads}
     assert names == {"kswapd0": "0-63", "rcuop/4": "0-3", "rcuop/9999": "0-63"}
@@ -72,7 +72,7 @@ def test_other_programs(tmp_path: Path) -> None:
         "etc/crio/crio.conf": '#allowed_annotations = ["irq-load-balancing.crio.io"]\n',
         "etc/crio/crio.conf.d/9": 'allowed_annotations = ["x", "irq-load-balancing.crio.io"]\n',
     }
-    found = read_facts(host(tmp_path, interrupts=64, more=more), FOUR)
+    found = read_facts(QuietHost(tmp_path, interrupts=64, more=more).host, FOUR)
     assert isinstance(found.irqbalance, Irqbalance)
     assert found.irqbalance.environment == {"IRQBALANCE_BANNED_CPUS": "f0"}
     assert found.tuned == Tuned(901, "mine", isolates=True)
@@ -101,7 +101,7 @@ class _Balancer(DirectCalls):
 def test_what_irqbalance_answers(tmp_path: Path, answer: bytes, banned: str | None) -> None:
     """Its bans in force; an answer without sense is never none."""
     more = process(900, "irqbalance", ppid=1, flags=0, cpus="0-63")
-    root = host(tmp_path, cpus=8, interrupts=8, more=more)
+    root = QuietHost(tmp_path, cpus=8, interrupts=8, more=more).host
     found = read_facts(replace(root, calls=_Balancer(answer)), FOUR)
     assert isinstance(found.irqbalance, Irqbalance)
     if banned is None:
@@ -117,7 +117,7 @@ def test_a_profile_that_leads_nowhere(tmp_path: Path) -> None:
         "etc/tuned/active_profile": "loop ../../x",
         "etc/tuned/loop/tuned.conf": "include=loop\n",
     }
-    found = read_facts(host(tmp_path, interrupts=64, more=more), FOUR)
+    found = read_facts(QuietHost(tmp_path, interrupts=64, more=more).host, FOUR)
     assert found.tuned == Tuned(901, "loop ../../x", isolates=False)
 
 
@@ -133,7 +133,7 @@ def test_partitions(tmp_path: Path) -> None:
         "sys/fs/cgroup/b/cpuset.cpus.effective": "",
         "sys/fs/cgroup/c/no-cpuset": "",
     }
-    found = read_facts(host(tmp_path, interrupts=64, more=more), FOUR)
+    found = read_facts(QuietHost(tmp_path, interrupts=64, more=more).host, FOUR)
     assert not isinstance(found.partitions, Unknown)
     assert set(found.partitions) == {
         Partition("/a/quiet", "isolated", CpuSet({4, 5})),
@@ -178,7 +178,7 @@ def test_processes_that_are_hidden(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"99999999", b"," * 90000, b"-1", b"\x1b[31m"])
 def test_files_that_make_no_sense_raise_nothing(tmp_path: Path, file: str, content: bytes) -> None:
     """No content of a file is an error."""
-    root = host(tmp_path, cpus=8, interrupts=8, more={})
+    root = QuietHost(tmp_path, cpus=8, interrupts=8, more={}).host
     (tmp_path / file).write_bytes(content)
     read_facts(root, FOUR)
     read_counters(root, FOUR)
@@ -186,7 +186,7 @@ def test_files_that_make_no_sense_raise_nothing(tmp_path: Path, file: str, conte
 
 def test_cost(tmp_path: Path) -> None:
     """64 pCPUs and 500 interrupts are read in a fraction of a second of CPU time."""
-    root = host(tmp_path, more={})
+    root = QuietHost(tmp_path, more={}).host
     before = time.process_time()
     read_facts(root, FOUR)
     read_counters(root, FOUR)
