@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config, LiveConfig, Paths, Rt
-from kata_pin.base.counters import RtNode
+from kata_pin.base.counters import RtNode, Scheduling
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Cause, Desired, PassOutcome, Placement, Report, SandboxMask
 from kata_pin.base.sandbox import Role, Task, Thread, ThreadKey
@@ -239,8 +239,25 @@ def test_a_condition_that_ends_takes_the_class_back(
         one.realtime.look()
         assert class_of(vcpu) == (0, 0)
         assert one.codes() == ["rt-refused"]
+        one.table.keep("pod", vcpu, Scheduling(0, 0, vcpu.starttime))
         one.realtime.ended(PassOutcome("pod", "", "gone", one.report, Cause()))
         assert one.codes() == []
+        assert one.table.sandboxes() == []
+
+
+def test_a_look_waits_for_the_pass_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads are on their way meanwhile: what the former pass found counts no more."""
+    monkeypatch.setattr(module, "rt_node", met)
+    with world(tmp_path) as (one, vcpu):
+        one.passed()
+        one.cache.report, one.cache.passing = one.unpaired, True
+        one.realtime.look()
+        assert class_of(vcpu) == (FIFO, 1)
+        one.cache.passing = False
+        one.realtime.look()
+        assert class_of(vcpu) == (0, 0)
 
 
 def test_this_node_as_it_is(tmp_path: Path) -> None:

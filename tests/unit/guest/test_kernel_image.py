@@ -65,3 +65,15 @@ def test_what_is_no_image(tmp_path: Path) -> None:
             read_release(HOST, str(tmp_path / name), LATER)
     with pytest.raises(HostError, match="No such file"):
         read_release(HOST, str(tmp_path / "absent"), LATER)
+
+
+def test_a_link_that_was_changed_says_nothing(tmp_path: Path) -> None:
+    """Kata's configuration names a link: an upgrade leaves the old image where it was."""
+    image = bzimage(tmp_path / "vmlinuz", b"6.12.47 \0")
+    time.sleep(0.05)  # file times are those of the last tick
+    started = ProcessKey(1, int(time.clock_gettime(time.CLOCK_BOOTTIME) * 100))
+    time.sleep(0.05)
+    (tmp_path / "vmlinuz.container").symlink_to("vmlinuz")
+    assert read_release(HOST, image, started) == "6.12.47"
+    with pytest.raises(ParseError, match="changed since"):
+        read_release(HOST, str(tmp_path / "vmlinuz.container"), started)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Guest
 from kata_pin.base.placement import Report
-from kata_pin.base.sandbox import GuestTopology, ProcessKey, Vmm
+from kata_pin.base.sandbox import GuestTopology, MeasuredGuestCpu, ProcessKey, Vmm
 from kata_pin.base.values import Proof
 from kata_pin.guest.cpus import GuestPlan, plan_guest
 from kata_pin.guest.probe import GuestProbe
@@ -223,3 +223,13 @@ async def test_a_vcpu_that_comes_between_two_looks(
         await case.probe.measure(agent, case.look, "own")
         case.run(v0=0.1, v15=3.0, v14=1.0)
     assert case.numbers() == UNKNOWN
+
+
+async def test_a_kernel_that_is_read_late_ends_no_measurement(tmp_path: Path) -> None:
+    """Guest CPUs that were measured before are still known."""
+    case = Case(tmp_path)
+    measured = {VCPUS[0].key: MeasuredGuestCpu(1, "test")}
+    case.probe.facts = replace(case.probe.facts, measured=measured)
+    await case.probe.read_kernel()
+    assert case.probe.kernel_known
+    assert case.probe.facts.measured == measured

@@ -7,6 +7,8 @@ import socket
 import stat
 from pathlib import Path
 
+import pytest
+
 from kata_pin.linux.sockets import Peer, listen, peer
 
 
@@ -20,6 +22,21 @@ def test_it_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["s"]
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)  # it listens from the first moment
+
+
+def test_it_appears_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has its path it has its mode and listens, so nobody is turned away."""
+    rename, path = os.rename, str(tmp_path / "s")
+
+    def appears(fresh: str, name: str) -> None:
+        assert stat.S_IMODE(os.stat(fresh).st_mode) == 0o620
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(fresh)
+        rename(fresh, name)
+
+    monkeypatch.setattr(os, "rename", appears)
+    with listen(path, backlog=1, mode=0o620):
+        assert os.listdir(tmp_path) == ["s"]
 
 
 def test_the_kernel_tells_who_is_there() -> None:

@@ -20,6 +20,7 @@ from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableKind, TunableRecord
 from kata_pin.options.realtime.keeper import RtThreads
 from kata_pin.records.containers import Registry
+from kata_pin.records.pins import Pins
 from kata_pin.service import offline
 from kata_pin.service.compose import boot_id
 from kata_pin.service.runtime_dir import locked
@@ -86,6 +87,36 @@ def test_unpin_is_remembered_and_pin_ends_it(config: Config) -> None:
     assert shown.state == "no-vmm"
     with pytest.raises(DaemonError, match="no sandbox"):
         offline.pin(config, "nobody")
+
+
+def test_work_without_a_daemon_is_in_the_history(config: Config) -> None:
+    """With what it was; looking is not."""
+    offline.state(config)
+    offline.unpin(config, SANDBOX)
+    offline.pin(config, SANDBOX)
+    changes = offline.history(config, SANDBOX, since_s=None, limit=10).changes
+    causes = {cause for change in changes for cause in change.triggers}
+    assert causes == {"unpin, without a daemon", "pin, without a daemon"}
+
+
+def test_nobody_sees_new_threads_after_work_without_a_daemon(config: Config) -> None:
+    """What the daemon before it could, the next look must not count on."""
+    path = os.path.join(config.runtime_dir, "registry.db")
+    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        Pins(registry).set_live_threads(live=True)
+    offline.pin(config, None)
+    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        assert not Pins(registry).live_threads()
+
+
+def test_cpus_of_a_vm_that_nothing_is_recorded_of_are_not_known(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have exclusive ones: a pin without a daemon is told so."""
+    with offline._reading(config) as parts:
+        assert "other" not in offline._others(parts, SANDBOX).unknown
+        monkeypatch.setattr(offline, "_known", lambda _: [SANDBOX, "other"])
+        assert "nothing is recorded of sandbox other" in offline._others(parts, SANDBOX).unknown
 
 
 def test_what_options_changed_is_restored_although_they_are_off(config: Config) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kata_pin.base.config.tree import Config, Paths
 from kata_pin.base.errors import DaemonError
 from kata_pin.linux.files import HostRoot
-from kata_pin.service.runtime_dir import holder, locked, node_locked
+from kata_pin.service.runtime_dir import hand_over, holder, locked, node_locked
 
 
 def _config(folder: Path, name: str = "kp", vc: str = "") -> Config:
@@ -104,6 +104,24 @@ def test_the_services_user_can_take_a_lock_that_root_made(tmp_path: Path, lock: 
     os.link(victim, lock)
     with node_locked(_config(tmp_path), lock=lock):
         assert victim.stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_only_files_of_ours_are_handed_over(tmp_path: Path) -> None:
+    """A file with another name elsewhere, a link and a third user's file keep their owners."""
+    home, theirs = tmp_path / "kp", {name: tmp_path / name for name in ("shadow", "passwd")}
+    home.mkdir()
+    for path in theirs.values():
+        path.write_text("")
+    os.link(theirs["shadow"], home / "registry.db")
+    os.symlink(theirs["passwd"], home / "registry.db-wal")
+    (home / "registry.db-shm").write_text("")
+    os.chown(home / "registry.db-shm", 4243, 4243)
+    (home / "lock").write_text("")
+    hand_over(str(home), 4242, 4242)
+    assert (home.stat().st_uid, (home / "lock").stat().st_uid) == (4242, 4242)
+    assert {path.stat().st_uid for path in theirs.values()} == {0}
+    assert (home / "registry.db-shm").stat().st_uid == 4243
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

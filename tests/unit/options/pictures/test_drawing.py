@@ -16,7 +16,9 @@ from rich.style import Style
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.check import Finding, Foreign, Measurement
+from kata_pin.base.documents.pools import Holder
 from kata_pin.base.documents.state import CpuPlace, Sandbox, State
+from kata_pin.base.values import HolderSource
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports.findings import Looked
 from kata_pin.linux.topology import read_topology
@@ -201,7 +203,20 @@ def test_uses_and_owners() -> None:
     assert found[10].owner == "media/\\x1b[31mplayer (mixer)"
     aside = tiles(docs.allotted(suspended="the kubelet decides"))
     assert aside[6].use is Use.FREE
+    assert {aside[0].use, aside[3].use}.isdisjoint({Use.RESERVED, Use.HOUSEKEEPING})
     assert aside[2].use is Use.EXCLUSIVE  # given by others, whoever decides
+
+
+def test_a_container_is_drawn_with_its_sandbox_only() -> None:
+    """Others' claim to its pCPUs is no owner beside it; that of a container elsewhere is one."""
+    sandbox = docs.database()
+    held = Holder("elsewhere", "shop/x", "c", "4", HolderSource.CLAIM, "a claim")
+    for identity, drawn in (("elsewhere", True), (sandbox.containers[0].id, False)):
+        state = docs.allotted(holders=(replace(held, id=identity),))
+        names = [
+            one.name for one in picture(replace(state, sandboxes=(sandbox,)), Output(80)).owners
+        ]
+        assert ("shop/x (c)" in names) is drawn
 
 
 def test_conflicts_and_drift_are_marked_where_they_matter() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kata_pin.base.errors import ParseError
-from kata_pin.peers.kubelet.checkpoint import KIND, MAX_BYTES, parse_claims
+from kata_pin.peers.kubelet.checkpoint import KIND, MAX_BYTES, parse_claims, read_claims
+from kata_pin.rights.calls import DirectCalls
 from tests.support.world import cpus
 
 UID = "0f8f5e2a-6b1c-4a55-9a51-0d1a6a1e7c11"
@@ -47,3 +49,16 @@ def test_a_damaged_spec(data: bytes) -> None:
     """It is refused as a whole, as one that is half written."""
     with pytest.raises(ParseError):
         parse_claims(data)
+
+
+class _Ending(DirectCalls):
+    """A node on which a claim ends between the list and the look."""
+
+    def listdir(self, path: str) -> list[str]:
+        return [*super().listdir(path), "ended.json"]
+
+
+def test_a_claim_that_ends_meanwhile(tmp_path: Path) -> None:
+    """Its spec is gone: that is no problem, and hides no other."""
+    (tmp_path / "one.json").write_bytes(_spec(f"DRA_CPUSET_{UID}=2-3"))
+    assert read_claims(str(tmp_path), _Ending()) == ({UID: cpus("2-3")}, "")
