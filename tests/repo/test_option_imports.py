@@ -97,9 +97,10 @@ def imported(folder: Path, settings: dict[str, Any], *left: str) -> set[str]:
 
 
 def test_every_option_is_looked_for() -> None:
-    """Each row of the table has its modules and a setting here."""
+    """Each row of the table has its modules, and a setting and what it leaves here."""
     names = {option.name for option in OPTIONS}
     assert names == set(ON)
+    assert {option.name for option in OPTIONS if option.table} == set(LEFT)
     assert all(re.fullmatch(r"kata_pin\.options\.\w+", folder) for folder in FOLDERS.values())
     assert len(set(FOLDERS.values())) == len(names)
 

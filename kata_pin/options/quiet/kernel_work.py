@@ -52,7 +52,14 @@ from kata_pin.options.quiet.values import (
     TunableKind,
     Unknown,
 )
-from kata_pin.rights.broker.tunables import TunableWrite, TunableWritten
+from kata_pin.rights.broker.tunables import (
+    CPU_LIST,
+    CPU_MASK,
+    OF_INTERRUPTS,
+    TUNABLE_FILES,
+    TunableWrite,
+    TunableWritten,
+)
 
 # irqbalance as a tunable: which pCPUs it keeps clear of interrupts.
 #
@@ -194,8 +201,8 @@ PART: Final = 64
 """Writes after which the event loop gets a turn."""
 
 _QUEUES: Final = frozenset({TunableKind.RPS, TunableKind.XPS})
-_MASKS: Final = _QUEUES | {TunableKind.DEFAULT_MASK, TunableKind.WORKQUEUES}
-_WORDS: Final = frozenset({TunableKind.IDLE_LIMIT, TunableKind.GOVERNOR})
+_MASKS: Final = frozenset(kind for kind, file in TUNABLE_FILES.items() if file.value == CPU_MASK)
+_LISTS: Final = frozenset(kind for kind, file in TUNABLE_FILES.items() if file.value == CPU_LIST)
 
 
 class TunableFiles:
@@ -232,17 +239,14 @@ def _request(one: Write) -> TunableWrite:
 def _value(kind: str, text: str) -> str | None:
     """Return what a file has, as it is observed; None for what makes no sense."""
     with contextlib.suppress(ParseError):
-        if kind in _WORDS:
+        if kind not in _MASKS | _LISTS:
             return text
         cpus = parse_mask(text.encode(), kind) if kind in _MASKS else CpuSet.parse(text)
         return str(cpus) or (NO_CPU if kind in _QUEUES else "")
     return None
 
 
-_KINDS: Final = (
-    *(TunableKind.WORKQUEUES, TunableKind.WATCHDOG, TunableKind.KERNEL_THREAD),
-    *(TunableKind.RPS, TunableKind.XPS, TunableKind.IDLE_LIMIT, TunableKind.GOVERNOR),
-)
+_KINDS: Final = tuple(TunableKind(kind) for kind in TUNABLE_FILES if kind not in OF_INTERRUPTS)
 
 
 class KernelWork:

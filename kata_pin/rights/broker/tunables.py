@@ -29,12 +29,12 @@ MAX_WRITES: Final = 256
 MAX_REQUEST: Final = 48 * 1024
 """Longest request, below what a message may have (protocol.MAX_MESSAGE)."""
 
-_CPU_LIST: Final = r"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,4096}"
-_CPU_MASK: Final = r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,255}"
+CPU_LIST: Final = r"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,4096}"
+CPU_MASK: Final = r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,255}"
 _DEVICE: Final = r"[A-Za-z0-9_@-][A-Za-z0-9_.@-]{0,14}"
 _READ_BYTES: Final = 32 * 1024
 _KERNEL_THREAD: Final = "kernel-thread"
-_OF_INTERRUPTS: Final = frozenset({"interrupt", "default-mask"})
+OF_INTERRUPTS: Final = frozenset({"interrupt", "default-mask"})
 """What `quiet: irq` has; `full` has all kinds."""
 
 _STAT_BYTES: Final = 4096
@@ -57,15 +57,15 @@ class TunableFile(NamedTuple):
 
 
 TUNABLE_FILES: Final = {
-    "interrupt": TunableFile("/proc/irq/{}/smp_affinity_list", r"[0-9]{1,9}", _CPU_LIST),
-    "default-mask": TunableFile("/proc/irq/default_smp_affinity", "", _CPU_MASK),
-    "workqueues": TunableFile("/sys/devices/virtual/workqueue/cpumask", "", _CPU_MASK),
-    "watchdog": TunableFile("/proc/sys/kernel/watchdog_cpumask", "", _CPU_LIST),
+    "interrupt": TunableFile("/proc/irq/{}/smp_affinity_list", r"[0-9]{1,9}", CPU_LIST),
+    "default-mask": TunableFile("/proc/irq/default_smp_affinity", "", CPU_MASK),
+    "workqueues": TunableFile("/sys/devices/virtual/workqueue/cpumask", "", CPU_MASK),
+    "watchdog": TunableFile("/proc/sys/kernel/watchdog_cpumask", "", CPU_LIST),
     "rps": TunableFile(
-        "/sys/class/net/{}/queues/{}/rps_cpus", f"{_DEVICE}/rx-[0-9]{{1,5}}", _CPU_MASK
+        "/sys/class/net/{}/queues/{}/rps_cpus", f"{_DEVICE}/rx-[0-9]{{1,5}}", CPU_MASK
     ),
     "xps": TunableFile(
-        "/sys/class/net/{}/queues/{}/xps_cpus", f"{_DEVICE}/tx-[0-9]{{1,5}}", _CPU_MASK
+        "/sys/class/net/{}/queues/{}/xps_cpus", f"{_DEVICE}/tx-[0-9]{{1,5}}", CPU_MASK
     ),
     "idle-limit": TunableFile(
         "/sys/devices/system/cpu/cpu{}/power/pm_qos_resume_latency_us",
@@ -77,7 +77,7 @@ TUNABLE_FILES: Final = {
         r"[0-9]{1,4}",
         r"[a-z][a-z0-9_]{0,14}",
     ),
-    _KERNEL_THREAD: TunableFile("/proc/{}/status", r"[1-9][0-9]{0,9}:[0-9]{1,20}", _CPU_LIST),
+    _KERNEL_THREAD: TunableFile("/proc/{}/status", r"[1-9][0-9]{0,9}:[0-9]{1,20}", CPU_LIST),
 }
 """All that can be written, by kind."""
 
@@ -114,7 +114,7 @@ def parse_writes(data: bytes) -> list[TunableWrite]:
 
 def check_level(writes: Iterable[TunableWrite], level: str) -> None:
     """Raise OSError for a kind that the setting `quiet` does not have at this level."""
-    if level != "full" and not {write.kind for write in writes} <= _OF_INTERRUPTS:
+    if level != "full" and not {write.kind for write in writes} <= OF_INTERRUPTS:
         raise OSError(EACCES, "needs `quiet: full`")
 
 
@@ -252,7 +252,7 @@ def ask_irqbalance(pid: int, banned: str | None, folder: str = _IRQBALANCE) -> s
     """
     if banned is None:
         request = b"setup"
-    elif not banned or re.fullmatch(_CPU_LIST, banned):
+    elif not banned or re.fullmatch(CPU_LIST, banned):
         request = b"settings cpus " + (banned.encode("ascii") or b"NULL")
     else:
         raise ValueError("no list of CPUs")

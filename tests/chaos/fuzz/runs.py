@@ -334,14 +334,15 @@ def run_qemu(data: bytes) -> None:
         qemu.index_of(guest, place.socket, place.die, place.core, place.thread)
 
 
+VMM_PARSERS = {
+    name: parse for name, parse in vars(vmm_cmdline).items() if name.startswith("parse_")
+}
+"""What reads the command lines of VMMs other than QEMU, and of shims."""
+
+
 def run_other_vmms(data: bytes) -> None:
     argv = proc.parse_cmdline(data)
-    for parse in (
-        vmm_cmdline.parse_cloud_hypervisor,
-        vmm_cmdline.parse_firecracker,
-        vmm_cmdline.parse_openvmm,
-        vmm_cmdline.parse_shim,
-    ):
+    for parse in VMM_PARSERS.values():
         assert "/" not in parse(argv).sandbox_id, "a sandbox id that is a path"
     vmm_cmdline.names_sandbox(argv, "p1")
 

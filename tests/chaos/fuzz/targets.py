@@ -273,11 +273,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "other-vmms": Target(
         runs.run_other_vmms,
-        _named(
-            "peers.vmm_cmdline",
-            *("parse_cloud_hypervisor", "parse_firecracker", "parse_openvmm"),
-            *("parse_shim", "names_sandbox"),
-        ),
+        _named("peers.vmm_cmdline", *runs.VMM_PARSERS, "names_sandbox"),
         s.command_lines,
         (b"\0--id\0", b"\0-id\0", b"--api-socket=", b"/run/vc/vm/", b"/root/"),
     ),

@@ -193,6 +193,16 @@ def test_is_recognised_and_accepted(kind: VmmKind, host: FakeHost) -> None:
 
 
 @each
+def test_is_documented_and_run(kind: VmmKind) -> None:
+    """In the documents, in what is known of each VMM, and, but for QEMU, as a stand-in."""
+    pages = ("docs/json.md", "docs/verification.md", "tests/integration/test_other_vmms.py")
+    document, known, run = (Path(__file__).parents[3] / page for page in pages)
+    assert f"`{kind.name}`" in document.read_text()
+    assert f"\n| {kind.name} | " in known.read_text().lower()
+    assert kind.name == "qemu" or f'"{kind.name}"' in run.read_text()
+
+
+@each
 def test_another_sandbox_is_not_named(kind: VmmKind) -> None:
     """The command line names one sandbox only, and no line of another VMM's form."""
     assert kind.read(SAMPLES[kind.name].argv).names(SANDBOX)
