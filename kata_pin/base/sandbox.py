@@ -222,7 +222,8 @@ class Vmm(Struct, frozen=True):
     `kind` names its row in vmm/kinds.py. `witness` says which evidence that the VMM itself cannot
     write confirmed it. `kvm` is False for TCG. `apic_ids`: on x86, KVM's vCPU ids are the APIC ids
     of `guest`. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0:
-    none), `kernel` the path of the guest's kernel there, `monitor` whether it has a QMP monitor.
+    none), `kernel` the path of the guest's kernel there, `monitor` whether it has a QMP monitor,
+    `loads` whether it loads a state instead of booting: a copy of a template.
     `runtime` is taken from it too, so a hostile VMM can lie about it: only advice may depend on it.
     `orphan` is True when its shim is gone.
     `exe_deleted`: the binary was replaced on disk. `strength` is that of the witness
@@ -241,6 +242,7 @@ class Vmm(Struct, frozen=True):
     guest_cid: int = 0
     kernel: str = ""
     monitor: bool = False
+    loads: bool = False
     runtime: KataRuntime = KataRuntime.GO
     orphan: bool = False
     exe_deleted: bool = False

@@ -276,6 +276,7 @@ class _Collected:
     guest_cid: int = 0
     kernel: str = ""
     monitor: bool = False
+    loads: bool = False
     problems: list[str] = field(default_factory=list)
 
 
@@ -321,6 +322,7 @@ def parse_qemu(argv: Sequence[str]) -> VmmCommand:
         guest_cid=found.guest_cid,
         kernel=found.kernel,
         monitor=found.monitor,
+        loads=found.loads,
         problems=tuple(found.problems),
     )
 
@@ -345,6 +347,8 @@ def _collect(found: _Collected, option: str, value: str) -> None:
             found.kernel = value
         case "qmp" | "qmp-pretty":
             found.monitor = True
+        case "incoming":
+            found.loads = True
 
 
 def _collect_object(found: _Collected, values: Properties) -> None:

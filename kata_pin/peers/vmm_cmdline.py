@@ -34,7 +34,8 @@ class VmmCommand(Struct, frozen=True):
 
     `sandbox_id` is empty when none is named; `id_length` is where it may be cut, None for nowhere.
     `guest.boot` is 0 where the number of vCPUs is unknown. `kvm` is False for TCG, `monitor` True
-    where it has a QMP monitor. `problems` says what could not be read.
+    where it has a QMP monitor, `loads` where it loads a state instead of booting a guest.
+    `problems` says what could not be read.
     """
 
     sandbox_id: str = ""
@@ -45,6 +46,7 @@ class VmmCommand(Struct, frozen=True):
     guest_cid: int = 0
     kernel: str = ""
     monitor: bool = False
+    loads: bool = False
     problems: tuple[str, ...] = ()
 
     def names(self, sandbox_id: str) -> bool:

@@ -30,7 +30,8 @@ def remedies(
     """Return what gives a VM one vCPU for each exclusive CPU and one for the guest's own work."""
     runtime = KataRuntime.GO if vmm is None else vmm.runtime
     qemu = vmm is None or bool(vmm.guest.boot)  # only QEMU's command line has it
-    lack = vm_size.Lack(runtime, exclusive, vcpus, qemu)
+    template = vmm is not None and vmm.loads and runtime is KataRuntime.RUST
+    lack = vm_size.Lack(runtime, exclusive, vcpus, qemu, template=template)
     return tuple((row, lack) for row in vm_size.remedies(lack))
 
 

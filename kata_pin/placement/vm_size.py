@@ -259,8 +259,8 @@ runtime-rs crates/resource/src/cpu_mem (initial_size.rs, cpu.rs)."""
 
 # What gives a VM the vCPUs that it lacks: rows, each with the condition under which it works.
 #
-# Each was tried on the real shim (docs/kata.md says how); what did not work there is in that
-# document only.
+# `seen` says on what each was tried, most on the real shim (docs/kata.md says how); what did not
+# work there is in that document only.
 
 QUOTA: Final = (
     "before Kubernetes 1.37 keep the CPU quota of exclusive containers, which sizes the VM: kubelet"
@@ -275,7 +275,8 @@ class Lack(Struct, frozen=True):
     """What a VM lacks: it has or will have `vcpus` for so many exclusive CPUs.
 
     `qemu`: its VMM is QEMU, the only one that the rows for runtime-rs were tried with.
-    `default_vcpus` is what Kata's configuration says, None where it is not known.
+    `default_vcpus` is what Kata's configuration says, None where it is not known. `template` is as
+    in Sizing.
     """
 
     runtime: KataRuntime
@@ -283,6 +284,7 @@ class Lack(Struct, frozen=True):
     vcpus: int
     qemu: bool = True
     default_vcpus: float | None = None
+    template: bool = False
 
     @property
     def missing(self) -> int:
@@ -355,8 +357,21 @@ REMEDIES: Final = (
         seen="Go runtime 1.13 to 4.1, QEMU",
     ),
     VmRemedy(
+        name="template",
+        fits=lambda lack: lack.template and lack.qemu,
+        text=lambda _: (
+            "set enable_template = false under [hypervisor.qemu.factory] in Kata's configuration: a"
+            " VM of the template has default_vcpus, and nothing is added"
+        ),
+        path=DROP_IN,
+        content=lambda _: "[hypervisor.qemu.factory]\nenable_template = false\n",
+        others="every VM of the handler boots, which takes longer and shares no memory",
+        upstream="a documented setting, off by default",
+        seen="runtime-rs' sources of 4.1.0; not tried",
+    ),
+    VmRemedy(
         name="class",
-        fits=lambda lack: lack.runtime is KataRuntime.RUST and lack.qemu,
+        fits=lambda lack: lack.runtime is KataRuntime.RUST and lack.qemu and not lack.template,
         text=_own_class,
         path=DROP_IN,
         content=lambda lack: class_drop_in(lack.exclusive),
@@ -366,7 +381,7 @@ REMEDIES: Final = (
     ),
     VmRemedy(
         name="quota",
-        fits=lambda lack: lack.runtime is KataRuntime.GO or lack.qemu,
+        fits=lambda lack: lack.runtime is KataRuntime.GO or (lack.qemu and not lack.template),
         text=lambda _: QUOTA,
         path="the kubelet's configuration",
         content=lambda _: "featureGates: {DisableCPUQuotaWithExclusiveCPUs: false}\n",

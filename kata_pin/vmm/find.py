@@ -351,6 +351,7 @@ class VmmFinder:
             guest_cid=command.guest_cid,
             kernel=command.kernel,
             monitor=command.monitor,
+            loads=command.loads,
             runtime=self._runtime(kind, sandbox_id, (*argv, f"{jail}/")),
             orphan=shim is None,
             exe_deleted=deleted,

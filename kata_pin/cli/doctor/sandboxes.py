@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Final
 
-from msgspec.structs import replace
-
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.document import UNWRITTEN, Note
@@ -433,29 +431,22 @@ def _row(title: str, file: KataConfigFile, state: State | None) -> Row:
     lacking = [cpus for cpus, size in plain.items() if size.running < cpus]
     if not failing and not lacking:
         return Row("VM size", "ok", text)
-    told = _remedies(table, replace(sizing, template=False), annotated=annotated)
-    if sizing.template:
-        off = f"set enable_template = false under [hypervisor.{table.hypervisor}.factory]"
-        told = f"{off}, and {told}" if told else off
-    given = state.node.kubelet if state is not None else None
-    static = given is not None and given.policy == "static"
-    return Row("VM size", "warn" if static or failing else "info", text, told)
-
-
-def _remedies(table: KataConfig, sizing: Sizing, *, annotated: bool) -> str:
-    """Return what gives the largest of the pods its vCPUs; empty if nothing has to or can."""
     cpus = max(SIZES)
     lack = Lack(
         table.runtime,
         cpus,
-        vm_size(sizing, exclusive_pod(cpus, quota=False, annotated=annotated)).running,
+        plain[cpus].running,
         table.hypervisor == QEMU.name and annotated,
         sizing.default_vcpus,
+        sizing.template,
     )
-    return "; or ".join(
+    told = "; or ".join(
         f"{row.text(lack)} ({row.path}: {' '.join(row.content(lack).split(chr(10))).strip()})"
         for row in remedies(lack)
     )
+    given = state.node.kubelet if state is not None else None
+    static = given is not None and given.policy == "static"
+    return Row("VM size", "warn" if static or failing else "info", text, told)
 
 
 def _sizes(sizing: Sizing, *, quota: bool, annotated: bool) -> dict[int, VmSize]:

@@ -224,3 +224,9 @@ def test_monitors() -> None:
     assert qemu("-qmp", "unix:fd=3").monitor
     assert qemu("--qmp-pretty", "stdio").monitor
     assert not qemu("-append", "-qmp").monitor
+
+
+def test_a_copy_of_a_template() -> None:
+    """What Kata starts to load a state, whatever the state's place."""
+    assert qemu("-incoming", "defer").loads
+    assert not qemu("-append", "-incoming").loads

@@ -202,6 +202,17 @@ def test_remedies_are_those_of_the_runtime(
     assert not any(words in note.text for words in unsaid)
 
 
+@pytest.mark.parametrize("runtime", KataRuntime)
+def test_a_copy_of_a_template_is_not_sized_by_a_class(runtime: KataRuntime) -> None:
+    """runtime-rs adds nothing to a copy; the Go runtime does, as to any VM."""
+    key, guest = ProcessKey(1000, 1), GuestTopology(boot=2)
+    vmm = Vmm("qemu", key, 1, "/usr/bin/vmm", "hook", guest, loads=True, runtime=runtime)
+    (note,) = place(replace(sandbox(A4), vmm=vmm), vcpus(0, 1), node()).notes
+    assert ("set enable_template = false" in note.text) == (runtime is KataRuntime.RUST)
+    assert ("raise default_vcpus" in note.text) == (runtime is KataRuntime.GO)
+    assert "overhead_vcpus" not in note.text
+
+
 def test_threads_that_may_be_vcpus_are_no_lack() -> None:
     """Without KVM hotplugged vCPUs are disputed threads: no advice to make the VM larger."""
     unsure = [thread(ThreadRole.EMULATOR, 20 + n, conflict="may be a vCPU") for n in range(4)]
