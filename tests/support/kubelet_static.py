@@ -32,16 +32,6 @@ def status_reason(error: AllocError) -> str:
     return _REASONS.get(error.failure, "UnexpectedAdmissionError")
 
 
-def reserved_count(system_m: int, kube_m: int) -> int:
-    """Return how many CPUs to reserve for system and kubelet (both in thousandths of a CPU).
-
-    Raises ConfigError for none: the kubelet's static policy does not start without any.
-    """
-    if system_m + kube_m <= 0:
-        raise ConfigError("the static policy needs reserved CPU above zero", key="systemReserved")
-    return -(-(system_m + kube_m) // 1000)
-
-
 @dataclass(frozen=True)
 class KubeletStatic:
     """The static policy on one host; make it with `create`.

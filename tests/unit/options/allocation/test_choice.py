@@ -9,7 +9,7 @@ from kata_pin.base.errors import ConfigError
 from kata_pin.base.settings import AllocSettings, ManagerPolicy
 from kata_pin.base.values import RefusalKind
 from kata_pin.options.allocation.accumulator import Machine
-from kata_pin.options.allocation.choice import KubeletChoice
+from kata_pin.options.allocation.choice import KubeletChoice, take_hinted
 from kata_pin.options.allocation.demand import StaticOptions
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.policy import AllocError
@@ -51,6 +51,22 @@ def test_hints_are_drawn_from_first(
 ) -> None:
     """The fewest nodes, a refusal where the manager wants one, and sockets where they count."""
     assert chosen(manager, wanted, by_socket=by_socket) == expected
+
+
+@pytest.mark.parametrize(
+    ("by_socket", "free", "wanted", "expected"),
+    [
+        pytest.param(False, "0-15", 2, "8-9", id="inside"),
+        pytest.param(False, "0-3,8,12-15", 3, "0-1,8", id="rest-from-anywhere"),
+        pytest.param(True, "0-3,8,12-15", 3, "8,12-13", id="rest-from-the-package"),
+        pytest.param(False, "0-3", 2, "0-1", id="nothing-there"),
+    ],
+)
+def test_what_the_hinted_nodes_lack(by_socket: bool, free: str, wanted: int, expected: str) -> None:
+    """align-by-socket looks in the package of the hinted nodes before it looks anywhere."""
+    options = StaticOptions(align_by_socket=by_socket)
+    taken = take_hinted(Machine.of(HOST), CpuSet.parse(free), wanted, options, CpuSet([2]))
+    assert taken == CpuSet.parse(expected)
 
 
 def test_a_policy_refuses_what_the_manager_does() -> None:
