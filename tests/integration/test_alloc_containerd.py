@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -42,13 +40,6 @@ pytestmark = [
     pytest.mark.skipif(why_not() != "", reason=why_not()),
     pytest.mark.skipif(os.cpu_count() != 2, reason="the tests know a node of two CPUs"),
 ]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cd"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

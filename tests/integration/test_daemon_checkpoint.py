@@ -20,12 +20,6 @@ HELD = checkpoint("0", {UID: {"work": "1"}})
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
-
-
-@pytest.fixture
 def pod(node: Node) -> Iterator[Pod]:
     """A pod that nothing says to be Guaranteed: `work` has CPU 1, `side` has CPU 0."""
     with node.pod("p1") as pod:

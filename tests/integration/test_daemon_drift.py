@@ -6,22 +6,15 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import Json, Node, Pod, private_node
+from tests.support.daemon import Json, Node, Pod
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 FAST = {"affinity_s": 0.1, "deep_s": 0.5}
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def _thread(node: Node, tid: int) -> dict[str, object]:

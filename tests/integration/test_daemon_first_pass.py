@@ -25,7 +25,7 @@ from kata_pin.service.assembly import Assembly
 from kata_pin.service.configuration import load
 from kata_pin.service.process import Background, Notifier
 from kata_pin.service.runtime_dir import held_registry
-from tests.support.daemon import Node, Pod, private_node
+from tests.support.daemon import Node, Pod
 from tests.support.qemu import QEMU
 from tests.support.waiting import SCALE
 
@@ -89,12 +89,6 @@ class NotedCalls(DirectCalls):
         match = _PROC.match(path)
         if match is not None:
             self.noted.append(("read", int(match[1])))
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 @contextlib.contextmanager

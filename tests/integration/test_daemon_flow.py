@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 CONNECTED = "03"
 """State of a connected socket in /proc/net/unix."""
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def _by_tid(shown: Json) -> dict[int, Json]:

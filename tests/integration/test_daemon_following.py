@@ -17,12 +17,6 @@ AUDITED = {"affinity_s": 0.1, "deep_s": 0.2}
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
-
-
-@pytest.fixture
 def audited() -> Iterator[Node]:
     """A node on which no event of a file or a CPU is heard: only audits find what changed."""
     with private_node(audit=AUDITED, changes="audit") as one:

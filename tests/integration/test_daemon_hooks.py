@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.documents.document import UNWRITTEN
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node
 from tests.support.hooks import HookRun
 from tests.support.qemu import Machine
 from tests.support.waiting import wait_for
@@ -26,12 +26,6 @@ SMALL = Machine(boot=2, maximum=2)
 BUDGETS = ("--record-ms=250", "--pin-ms=200")
 BUDGET_S = 0.25 + 0.2
 BUSY_S = 3.0  # what a loaded machine may add to a hook's own time
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def _make_runtime_dir(node: Node) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node
 from tests.support.hooks import run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.qemu import QEMU, Machine
@@ -28,12 +28,6 @@ pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 SMALL = Machine(boot=2, maximum=2)
 EVERYWHERE = os.sched_getaffinity(0)
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 @contextmanager

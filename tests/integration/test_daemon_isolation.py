@@ -19,7 +19,7 @@ from kata_pin.linux.files import HOST
 from kata_pin.linux.switches import record_switches
 from tests.support.alone import left_alone
 from tests.support.commandline import run
-from tests.support.daemon import Json, Node, Pod, private_node
+from tests.support.daemon import Json, Node, Pod
 from tests.support.qemu import Machine, busy_machine
 from tests.support.waiting import wait_for
 
@@ -40,12 +40,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.cpu_count() == 1 or not _may_measure(), reason="needs two CPUs, perf"),
 ]
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 @contextmanager

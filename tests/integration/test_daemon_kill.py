@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support import mortal
-from tests.support.daemon import Node, Pod, private_node
+from tests.support.daemon import Node, Pod
 from tests.support.killstorm import Storm, started
 from tests.support.mortal import Mortal
 from tests.support.qemu import Machine
@@ -33,12 +32,6 @@ SMALL = Machine(boot=2, maximum=2)
 @pytest.fixture(scope="module", autouse=True)
 def _forked_from() -> None:
     mortal.prepare()
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 @pytest.mark.timeout(600)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.daemon import Json, Node, private_node
+from tests.support.daemon import Json, Node
 from tests.support.qemu import Accelerator, Machine
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def _by_tid(shown: Json) -> dict[int, Json]:

@@ -6,23 +6,16 @@ No kubelet's checkpoint says what is exclusive here, and no allocator; audits co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node
 
 pytestmark = [
     pytest.mark.qemu,
     pytest.mark.root,
     pytest.mark.skipif(os.cpu_count() != 2, reason="names every CPU of a machine with two"),
 ]
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def test_a_vm_that_boots_beside_exclusive_cpus(node: Node) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node
 from tests.support.vmmhost import lookalike
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def test_a_refused_vmm_is_shown_and_its_records_stay(node: Node) -> None:

@@ -7,21 +7,15 @@ import os
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import PROGRAM, Node, private_node
+from tests.support.daemon import PROGRAM, Node
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def test_sigterm_ends_soon_and_leaves_the_pins(node: Node) -> None:

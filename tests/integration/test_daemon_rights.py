@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from kata_pin import hook
 from kata_pin.rights.client import ANSWER_S
-from tests.support.daemon import Node, assert_unprivileged, private_node
+from tests.support.daemon import Node, assert_unprivileged
 from tests.support.waiting import SCALE, wait_for
 
 pytestmark = [
@@ -27,12 +26,6 @@ pytestmark = [
 ]
 
 NOBODY = 65534
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def broker_of(daemon: int) -> int:

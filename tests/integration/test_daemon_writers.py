@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,12 +12,6 @@ from tests.support.qemu import Machine
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def test_vcpus_are_katas_while_its_rule_holds(node: Node) -> None:

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,14 +38,6 @@ SANDBOX = f"{os.getpid():032x}".ljust(64, "0")
 OTHER = SANDBOX[::-1]
 SOMEBODY = 4242
 TIMES = ("--start-time-us", "812", "--start-time-cpu-us", "0", "--parent-cpu-time-us", "17")
-
-
-@pytest.fixture
-def dirs() -> Iterator[KataDirs]:
-    """Kata's directories, private and short."""
-    root = Path(tempfile.mkdtemp(prefix="kp"))
-    yield KataDirs.below(root)
-    shutil.rmtree(root)
 
 
 def _go(dirs: KataDirs, sandbox_id: str = SANDBOX, *, daemonized: bool = True) -> Spec:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,13 +28,6 @@ pytestmark = [
 
 SHORT_TIMEOUT = "400ms"
 """The runtime's patience with plugins where a test makes it wait."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cd"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(params=RELEASES)

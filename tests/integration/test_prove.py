@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from kata_pin.linux.tracepoints import InterruptRecorder
 from kata_pin.placement.owners import Known, Owner
 from kata_pin.placement.proof import judge
 from tests.support.alone import left_alone
-from tests.support.daemon import PROGRAM, Json, Node, private_node
+from tests.support.daemon import PROGRAM, Json, Node
 from tests.support.intruder import Busy, last_cpu
 from tests.support.qemu import Accelerator, Machine, accelerator, busy_machine
 from tests.support.waiting import wait_for
@@ -38,12 +38,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.root]
 
 CPU = last_cpu()
 WITHIN = 0.02
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 def ran(window: CpuWindow, tid: int) -> RanTask:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -48,13 +46,6 @@ pytestmark = [
     pytest.mark.skipif(why_not() != "", reason=why_not()),
     pytest.mark.skipif(os.cpu_count() != 2, reason="the tests know a node of two CPUs"),
 ]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cd"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(params=RELEASES)

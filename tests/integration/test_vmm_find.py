@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,14 +34,6 @@ P9 = f"{P1}e"
 """Sandbox ids of this run: other runs on the machine have their own."""
 
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
-
-
-@pytest.fixture
-def dirs() -> Iterator[KataDirs]:
-    """Kata's directories, private and short."""
-    root = Path(tempfile.mkdtemp(prefix="kp"))
-    yield KataDirs.below(root)
-    shutil.rmtree(root)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from kata_pin.base.sandbox import Vmm
 from kata_pin.vmm.claims import Accepted, Shims, Strength
 from kata_pin.vmm.find import Executables, VmmFinder
 from kata_pin.vmm.state_files import KataPaths
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import EXECUTABLES, SHIMS, live, lookalike
@@ -36,14 +35,6 @@ SOMEBODY = 4242
 AS_SOMEBODY = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
 CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHY = next((p for p in (CGROUPS / "cpuset", CGROUPS) if p.is_dir()), CGROUPS)
-
-
-@pytest.fixture
-def dirs() -> Iterator[KataDirs]:
-    """Kata's directories, private and short."""
-    root = Path(tempfile.mkdtemp(prefix="kp"))
-    yield KataDirs.below(root)
-    shutil.rmtree(root)
 
 
 def _find(
@@ -368,12 +359,6 @@ def test_a_vmm_without_roots_rights(dirs: KataDirs, witness: str) -> None:
 
 TRIES = 100
 """Impostors per way in the suite; scripts/chaos makes 10,000 in all."""
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node() as one:
-        yield one
 
 
 @pytest.mark.parametrize("confined", [False, True])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +29,6 @@ pytestmark = [
 P1 = f"p{os.getpid()}"
 P12 = f"{P1}2"
 """Sandbox ids of this run: other runs on the machine have their own."""
-
-
-@pytest.fixture
-def dirs() -> Iterator[KataDirs]:
-    """Kata's directories, private and short."""
-    root = Path(tempfile.mkdtemp(prefix="kp"))
-    yield KataDirs.below(root)
-    shutil.rmtree(root)
 
 
 @pytest.fixture(autouse=True)

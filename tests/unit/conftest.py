@@ -1,4 +1,4 @@
-"""A daemon's real control sockets that answer with documents made by hand."""
+"""A daemon's real control sockets that answer with documents made by hand, and its registry."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import Names, SandboxName
+from kata_pin.records.containers import Registry
 from kata_pin.service.commands import ControlServer, Verb
 from kata_pin.service.protocol import encode
 from kata_pin.service.request import Request
@@ -115,3 +116,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     yield start
     for sockets in running:
         sockets.close()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """An empty registry's file."""
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config, LiveConfig
@@ -57,13 +55,6 @@ class Listening:
 
     def failed(self, operation: str, error: Exception) -> None:
         """Not used here."""
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    opened = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield opened
-    opened.close()
 
 
 def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRunner]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from kata_pin.records.containers import Registry
 from kata_pin.records.history import MAX_TEXT, MESSAGE_IDS, NodeEvents
 
 REFUSED, CONFLICT = NodeEventKind.RELOAD_REFUSED, NodeEventKind.PLUGIN_CONFLICT
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
 
 
 def test_an_event_is_logged_counted_and_kept(

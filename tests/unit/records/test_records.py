@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,6 @@ from kata_pin.records.containers import Registry
 from kata_pin.records.hooks import HookMessage
 
 POD = {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "pod"}
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -23,13 +23,6 @@ V2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 POD = "kubepods/pod1/p1"
 PID = world.VMM_PID
 NEAR, FAR = CpuSet.parse("0-3,8-11"), CpuSet.parse("4-7,12-15")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
 
 
 def tree(folder: Path, files: Mapping[str, str]) -> HostRoot:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -26,13 +24,6 @@ from kata_pin.records.containers import Registry
 from kata_pin.records.history import EXCLUSIVE_CONFLICT
 from tests.support.allotted import Host, Moves, allocator, looking, ordered, request
 from tests.support.world import cpus, flat
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
 
 
 @pytest.fixture

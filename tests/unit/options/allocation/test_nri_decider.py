@@ -112,13 +112,6 @@ class World:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
-
-
-@pytest.fixture
 def world(registry: Registry) -> World:
     return World(registry)
 

@@ -13,7 +13,7 @@ from kata_pin.base.allocation import (
     Decision,
     Refusal,
 )
-from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.cpuset import EMPTY
 from kata_pin.base.errors import ConfigError
 from kata_pin.base.placement import KubeletState
 from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility
@@ -22,15 +22,12 @@ from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import Policy, other_owner
 from tests.support.machines import Shape, halved, host
 from tests.support.podspecs import container, pod
+from tests.support.world import cpus
 
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
 
 OPEN = AllocSettings(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
-
-
-def cpus(text: str) -> CpuSet:
-    return CpuSet.parse(text)
 
 
 def policy(name: str = "static", chosen: AllocSettings = OPEN) -> Policy:

@@ -7,8 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -105,13 +104,6 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(selector, "select", wait)
     monkeypatch.setattr("time.monotonic", lambda: now)
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    yield one
-    one.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import POLICY_KEY, AllocState, ContainerRequest, RunningContainer
-from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, HostTopology
 from kata_pin.base.placement import KubeletState
 from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
 from kata_pin.base.values import CpuClass, GrantKind
@@ -16,6 +16,7 @@ from kata_pin.options.allocation.supposed import as_kubelet, from_kubelet
 from kata_pin.peers.kubelet.checkpoint import dump_checkpoint, parse_checkpoint
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
+from tests.support.world import cpus
 
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
@@ -23,10 +24,6 @@ HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 OPEN = AllocSettings(
     eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),), shared_min=2
 )
-
-
-def cpus(text: str) -> CpuSet:
-    return CpuSet.parse(text)
 
 
 def offline(text: str) -> HostTopology:

@@ -6,23 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest
-from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.settings import AllocSettings, Eligibility, VmSettings
 from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.pooled import vcpus
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
+from tests.support.world import cpus
 
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
 
 PLAIN = AllocSettings(eligibility=Eligibility.RELAXED)
 OWN = replace(PLAIN, vm=VmSettings(own_cpus=2))
-
-
-def cpus(text: str) -> CpuSet:
-    return CpuSet.parse(text)
 
 
 def after(chosen: AllocSettings, *requests: ContainerRequest, name: str = "static") -> AllocState:

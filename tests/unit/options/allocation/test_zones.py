@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.cpuset import EMPTY
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.policies import KEYS, ZoneChoice
 from kata_pin.options.allocation.policy import AllocError
 from tests.support.machines import Shape, host
+from tests.support.world import cpus
 
 HOST = host(Shape(uppers=2, lowers=2, llcs=2, cores=2).cpus())
 """32 CPUs: 2 packages of 2 nodes of 2 caches of 2 cores; siblings are n and n + 16.
@@ -18,10 +19,6 @@ Caches are 0-1, 2-3, ... with their siblings, nodes 0-3, 4-7, 8-11, 12-15 with t
 """
 
 CHOICE = ZoneChoice(HOST, Machine.of(HOST))
-
-
-def cpus(text: str) -> CpuSet:
-    return CpuSet.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -53,20 +52,8 @@ class Told:
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kp") as folder:
-        yield Path(folder) / "nri.sock"
-
-
-@pytest.fixture
 async def told() -> Told:
     return Told()
-
-
-@pytest.fixture
-async def runtime(path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(path) as one:
-        yield one
 
 
 @contextlib.asynccontextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -62,12 +61,6 @@ class Told:
 
     def ended(self) -> None:
         self.ends += 1
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kp") as folder:
-        yield Path(folder) / "nri.sock"
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -54,20 +53,8 @@ class Told:
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kp") as folder:
-        yield Path(folder) / "nri.sock"
-
-
-@pytest.fixture
 async def told() -> Told:
     return Told()
-
-
-@pytest.fixture
-async def runtime(path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(path) as one:
-        yield one
 
 
 @pytest.fixture
