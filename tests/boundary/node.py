@@ -47,7 +47,7 @@ from tests.support.waiting import SCALE
 
 _monotonic = time.monotonic
 
-WRITES: Final = ("INSERT", "UPDATE")
+WRITES: Final = ("INSERT", "UPDATE", "DELETE")
 
 
 class Clock:

@@ -50,6 +50,19 @@ async def test_it_ends_in_time(node: Node, vm: Vm) -> None:
     assert node.rows("bindings") == []
 
 
+async def test_a_full_disk_delays_its_end(
+    node: Node, vm: Vm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What ends bindings runs until the daemon ends: its failure would be the daemon's."""
+    await node.ask("bind", sandbox=vm.id, for_s=3, **NAMED)
+    with node.registry_refuses("bindings"):
+        await node.until(
+            lambda: caplog.text.count("cannot end a binding now") == 2, "two tries", within_s=15
+        )
+        assert vm.masks == BOUND
+    await node.until(lambda: vm.masks == BY_POLICY, "the end of the binding", within_s=15)
+
+
 async def test_a_pass_that_fails_ends_it(node: Node, vm: Vm) -> None:
     """It is not applied in part, nor later by a pass that nobody asked for."""
 

@@ -340,3 +340,10 @@ async def test_nothing_moves_before_it_is_stored(tmp_path: Path) -> None:
             assert node.kernel.moves == []
         await node.ask("reconcile")
         assert set(vm.masks.values()) == {"4"}
+
+
+async def test_an_empty_name_means_all_sandboxes(node: Node) -> None:
+    """As for every other command: not the first one, and no error where there is none."""
+    for count in range(3):
+        assert len((await node.ask("state", sandbox=""))["sandboxes"]) == count
+        await node.create(node.vm(f"p{count}"), f"c{count}", "4")
