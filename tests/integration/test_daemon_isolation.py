@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.errors import HostError
-from kata_pin.linux.files import HOST
-from kata_pin.linux.switches import record_switches
-from tests.support.alone import left_alone
+from tests.support.alone import left_alone, may_record
 from tests.support.commandline import run
 from tests.support.daemon import Json, Node, Pod
 from tests.support.qemu import Machine, busy_machine
@@ -26,19 +22,11 @@ from tests.support.waiting import wait_for
 SOMEBODY, NOGROUP = 4242, 65534
 
 
-def _may_measure() -> bool:
-    try:
-        record_switches(HOST, CpuSet([1]), 0.01)
-    except HostError:
-        return False
-    return True
-
-
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.qemu,
     pytest.mark.root,
-    pytest.mark.skipif(os.cpu_count() == 1 or not _may_measure(), reason="needs two CPUs, perf"),
+    pytest.mark.skipif(os.cpu_count() == 1 or not may_record(), reason="needs two CPUs, perf"),
 ]
 
 

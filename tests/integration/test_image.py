@@ -19,9 +19,6 @@ from urllib.parse import unquote
 import pytest
 
 from kata_pin import __version__
-from kata_pin.linux import process
-from kata_pin.linux.files import HOST
-from kata_pin.service.runtime_dir import NODE_LOCK
 from scripts.packages.parts import NOT_HERE, UNUSED
 from tests.support import podrights
 from tests.support.alone import left_alone
@@ -144,7 +141,7 @@ def mounts(node: Node) -> dict[Path, str]:
     """Return the host's folders that a pod has; here the VMM and the shim lie with the system's."""
     kata = [node.dirs.vc, node.dirs.kata, node.root / "cdi", node.root / "debug"]
     read = dict.fromkeys([*kata, Path(QEMU), Path(PYTHON), node.config, podrights.CGROUPS], "ro")
-    lock = Path(NODE_LOCK).parent  # a pod's runtime directory, which has the node's lock
+    lock = Path("/run/kata-pin")  # a pod's runtime directory, which has the node's lock
     lock.mkdir(exist_ok=True)
     return {node.runtime_dir: "rw", lock: "rw", **read}
 
@@ -226,9 +223,9 @@ def isolated(one: Container, pod: Pod) -> Json:
 
 def host_cgroup(pid: int) -> str:
     """Return the path of a process's cpuset cgroup, as this process of the host reads it."""
-    entry = process.cgroups(HOST, pid).cpuset
-    assert entry is not None
-    return entry.path
+    entries = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    paths = {name: path for _, names, path in entries for name in names.split(",")}
+    return paths.get("cpuset") or paths[""]
 
 
 def test_without_the_hosts_cgroups_doctor_fails(podman: Podman, node: Node) -> None:

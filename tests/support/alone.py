@@ -1,10 +1,15 @@
-"""A thread that has its pCPU to itself, on a machine that others load too."""
+"""A thread alone on its pCPU, on a machine that others load too; and who ran there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import HostError
+from kata_pin.linux.files import HOST
+from kata_pin.linux.switches import record_switches
 
 
 @contextmanager
@@ -15,3 +20,12 @@ def left_alone(tid: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
+
+
+def may_record() -> bool:
+    """Whether this machine lets task switches be recorded."""
+    try:
+        record_switches(HOST, CpuSet([1]), 0.01)
+    except HostError:
+        return False
+    return True

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from tests.support.hooks import HookRun, run_hook
@@ -37,6 +37,7 @@ from tests.support.waiting import SCALE, wait_for
 
 PROGRAM = Path(sys.executable).with_name("kata-pin")
 PERIOD_US = 100_000
+NOTHING: Mapping[str, object] = MappingProxyType({})
 QUIET = {"affinity_s": 3600, "deep_s": 86400}
 """Audit periods of a daemon that acts on events alone."""
 
@@ -51,6 +52,23 @@ Json = dict[str, Any]
 
 class Refused(Exception):  # noqa: N818 - an answer
     """The daemon does not grant a request; the text is its reason."""
+
+
+def asked(
+    path: Path, verb: str, within_s: float = 10.0 * SCALE, arguments: Mapping[str, object] = NOTHING
+) -> Json:
+    """Return the document of a verb of a daemon's socket; raises Refused, or OSError."""
+    request = json.dumps({"version": 1, "verb": verb, **arguments})
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(within_s)
+        peer.connect(str(path))
+        peer.sendall(f"{request}\n".encode())
+        with peer.makefile("rb") as reply:
+            answer: Json = json.loads(reply.readline() or b'{"ok": false, "error": ""}')
+    if not answer["ok"]:
+        raise Refused(f"{answer['error']} ({answer.get('hint', '')})")
+    document: Json = answer["document"]
+    return document
 
 
 class Record(NamedTuple):
@@ -155,17 +173,7 @@ class Node:
 
     def ask(self, verb: str, **arguments: object) -> Json:
         """Return the document of a verb of the control socket; raises Refused, or OSError."""
-        request = json.dumps({"version": 1, "verb": verb} | arguments)
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(10.0 * SCALE)
-            peer.connect(str(self.runtime_dir / "control.sock"))
-            peer.sendall(f"{request}\n".encode())
-            with peer.makefile("rb") as reply:
-                answer: Json = json.loads(reply.readline() or b'{"ok": false, "error": ""}')
-        if not answer["ok"]:
-            raise Refused(f"{answer['error']} ({answer.get('hint', '')})")
-        document: Json = answer["document"]
-        return document
+        return asked(self.runtime_dir / "control.sock", verb, arguments=arguments)
 
     def id_of(self, name: str) -> str:
         """Return the id of this node's sandbox of that name."""
