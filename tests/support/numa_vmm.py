@@ -1,5 +1,8 @@
 """A VMM's memory on NUMA nodes, and move_pages(2) as the kernel makes it (mm/migrate.c).
 
+tests/contract/test_move_pages.py compares what one NUMA node shows; moves between two are in no
+contract, because no machine of ours has a second one (the lab's has: tests/e2e/test_memory.py).
+
 Pages are refused one by one while they are looked up (EBUSY, EFAULT, ENOENT, EACCES); what was
 found until then moves at once. A page that is pinned fails only then: the call ends there, the
 pages after it were not tried, and it has no status. A huge page moves with any of its small pages,
