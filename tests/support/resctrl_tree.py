@@ -1,9 +1,10 @@
 """A double of resctrl's tree with the kernel's own errors: no machine of ours has the hardware.
 
-No contract compares it with a kernel. Rules and errors were read in Linux 6.12, arch/x86/kernel/cpu/resctrl/rdtgroup.c and monitor.c: a group
-is made by mkdir with its files and takes a RMID (ENOSPC without one) and, outside mon_groups, a
-CLOSID; a thread is in one group; it enters a monitoring group from its control group only (EINVAL,
-the reason in info/last_cmd_status); a group that is removed leaves its threads to the one around.
+No contract compares it with a kernel. Rules and errors were read in Linux 6.12,
+arch/x86/kernel/cpu/resctrl/rdtgroup.c and monitor.c: a group is made by mkdir with its files and
+takes a RMID (ENOSPC without one) and, outside mon_groups, a CLOSID; a thread is in one group; it
+enters a monitoring group from its control group only (EINVAL, the reason in info/last_cmd_status);
+a group that is removed leaves its threads to the one around.
 """
 
 from __future__ import annotations
