@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -34,10 +34,10 @@ class Script:
 
 
 @contextlib.asynccontextmanager
-async def running(script: Script) -> AsyncIterator[Supervisor]:
-    """Run a supervisor over a script."""
+async def running(passes: Callable[[str], Awaitable[PassResult]]) -> AsyncIterator[Supervisor]:
+    """Run a supervisor over these passes."""
     supervisor = Supervisor("pod")
-    task = asyncio.create_task(supervisor.run(script))
+    task = asyncio.create_task(supervisor.run(passes))
     try:
         yield supervisor
     finally:
@@ -76,9 +76,7 @@ async def test_who_marks_during_a_pass_waits_for_the_next_one() -> None:
         return PassResult(Report(sandbox_id=sandbox_id, rounds=number), PassVerdict.SETTLED)
 
     begun_before = [0]
-    supervisor = Supervisor("pod")
-    async with asyncio.timeout(5):
-        task = asyncio.create_task(supervisor.run(pass_))
+    async with asyncio.timeout(5), running(pass_) as supervisor:
         first = asyncio.create_task(supervisor.wait_for_pass(supervisor.mark("first")))
         assert await begun.get() == 0
         late = asyncio.create_task(supervisor.wait_for_pass(supervisor.mark("during the first")))
@@ -91,9 +89,6 @@ async def test_who_marks_during_a_pass_waits_for_the_next_one() -> None:
         assert supervisor.is_due()
         gates[1].set()
         report = await late
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
     assert report is not None
     assert report.rounds == 1
 
@@ -150,17 +145,12 @@ async def test_a_long_pass_is_followed_by_a_rest() -> None:
         ended.append(time.monotonic())
         return PassResult(Report(sandbox_id=sandbox_id), PassVerdict.SETTLED, worked_s=2 * LONG_S)
 
-    supervisor = Supervisor("pod")
-    task = asyncio.create_task(supervisor.run(slow))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(30), running(slow) as supervisor:
         while len(ended) < 3:
             supervisor.mark("thread born")
             await asyncio.sleep(0.001)
     assert ended[1] - ended[0] >= REST * 2 * LONG_S
     assert ended[2] - ended[1] >= REST * 2 * LONG_S
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def test_what_waits_for_a_pass_ends_the_rest() -> None:
@@ -169,14 +159,10 @@ async def test_what_waits_for_a_pass_ends_the_rest() -> None:
     async def slow(sandbox_id: str) -> PassResult:
         return PassResult(Report(sandbox_id=sandbox_id), PassVerdict.SETTLED, worked_s=3600.0)
 
-    supervisor = Supervisor("pod")
-    task = asyncio.create_task(supervisor.run(slow))
-    for reason in ("one", "two", "three"):
-        assert await _settled(supervisor, supervisor.mark(reason)) is not None
-    assert not supervisor.is_awaited()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with running(slow) as supervisor:
+        for reason in ("one", "two", "three"):
+            assert await _settled(supervisor, supervisor.mark(reason)) is not None
+        assert not supervisor.is_awaited()
 
 
 async def test_a_pass_knows_what_asked_for_it_and_when() -> None:
@@ -250,20 +236,14 @@ async def test_who_came_during_a_long_pass_waits_for_no_rest() -> None:
         await gate.wait()
         return PassResult(Report(sandbox_id=sandbox_id), PassVerdict.SETTLED, worked_s=60 * LONG_S)
 
-    supervisor = Supervisor("pod")
-    task = asyncio.create_task(supervisor.run(pass_))
-    supervisor.mark("first")
-    await begun.wait()
-    late = asyncio.create_task(supervisor.wait_for_pass(supervisor.mark("hook")))
-    await asyncio.sleep(0)
-    gate.set()
-    try:
+    async with running(pass_) as supervisor:
+        supervisor.mark("first")
+        await begun.wait()
+        late = asyncio.create_task(supervisor.wait_for_pass(supervisor.mark("hook")))
+        await asyncio.sleep(0)
+        gate.set()
         async with asyncio.timeout(60 * LONG_S * REST / 2):
             await late
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def test_a_pass_after_a_failed_one_looks_at_processes_again() -> None:

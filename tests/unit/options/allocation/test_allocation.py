@@ -77,16 +77,6 @@ def test_pools_and_grants(registry: Registry) -> None:
     assert shown.problems == ("orders: line 1",)
 
 
-def test_refusals(registry: Registry) -> None:
-    """Who did not get what it asked for, when, and what became of it."""
-    one = allocator(registry, Host())
-    one.admit(request("db", "exclusive", cpus=64))
-    shown = allocation_report(one)
-    assert shown is not None
-    (refused,) = shown.refused
-    assert (shown.refusals, refused.container, refused.strict) == (1, "shop/db app", False)
-
-
 def test_how_cpusets_are_sent(registry: Registry) -> None:
     """By which way, why not by another, and what does not work; unknown without a daemon."""
     one = allocator(registry, Host())

@@ -251,15 +251,6 @@ def _own(world: World, container_id: str) -> CpuSet:
     return grant.exclusive
 
 
-def test_an_override_by_id_holds_for_any_pod(world: World) -> None:
-    """Also for a running pod without a VM, and when annotations are read afterwards."""
-    world.make(_pod("web", kata=False), _app("web", 1))
-    world.allocator.set_orders({"web": CpuClass.SHARE})
-    assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
-    world.allocator.set_specs({})
-    assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
-
-
 def test_a_record_before_synchronize(world: World) -> None:
     """A container first reported by Kata's state has its annotation once the runtime reports it."""
     record = Container(
