@@ -65,6 +65,13 @@ class Clock:
             patch.setattr(time, "monotonic", lambda: now)
             yield
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the block take no time, however long it blocks the event loop."""
+        began = _monotonic()
+        yield
+        self.ahead_s -= _monotonic() - began
+
     async def move(self, seconds: float) -> None:
         """Let time pass, and what became due by it run."""
         self.ahead_s += seconds
