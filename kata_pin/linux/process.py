@@ -6,10 +6,12 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from errno import ENOENT, ESRCH
-from typing import Final, TypeVar
+from operator import attrgetter
+from typing import Final
 
 from msgspec import Struct
 
@@ -61,7 +63,7 @@ ZOMBIE: Final = frozenset({"Z", "X"})
 
 NO_FILE: Final = FileStatus(0, 0, 0, 0, 0, 0, 0)
 
-K = TypeVar("K")
+_PID: Final = attrgetter("key.pid")
 
 
 def read_process(root: HostRoot, pid: int) -> Process:
@@ -158,16 +160,6 @@ def translated(error: OSError, operation: str, subject: str) -> HostError:
     return kind(operation, subject, error.errno or 0)
 
 
-def _grouped(entries: Iterable[tuple[K, Process]]) -> dict[K, list[Process]]:
-    """Return the processes by key, each group by pid."""
-    groups: dict[K, list[Process]] = {}
-    for key, process in entries:
-        groups.setdefault(key, []).append(process)
-    for group in groups.values():
-        group.sort(key=lambda process: process.pid)
-    return groups
-
-
 def _read(folder: str, pid: int, where: str, read: Callable[[str], bytes]) -> bytes:
     try:
         return read(f"{folder}/{where}")
@@ -193,8 +185,8 @@ class ProcessIndex:
         self._young: set[int] = set()
         self.version = 0
         """Another one whenever a refresh found anything else than before."""
-        self._by_parent: dict[int, list[Process]] | None = None
-        self._workers: dict[int, list[Process]] | None = None
+        self._children: dict[int, list[Process]] = {}
+        self._workers: dict[int, list[Process]] = {}
 
     def refresh(self, *, full: bool = False) -> None:
         """Look again: at new processes, or at all; raises HostError without /proc.
@@ -220,13 +212,12 @@ class ProcessIndex:
                 p.pid for p in self._processes.values() if p.ppid in gone and p.pid in inodes
             }
         for pid in gone:
-            del self._processes[pid]
+            self._forget(pid)
         # what is not read yet is unknown to a refresh between two of these steps
         self._inodes = {pid: inode for pid, inode in inodes.items() if pid not in unread}
         self._young &= inodes.keys()
         changed = yield from self._read({pid: inodes[pid] for pid in unread})
         if changed or gone:
-            self._by_parent = self._workers = None
             self.version += 1
 
     def note_exec(self, pid: int) -> None:
@@ -251,9 +242,7 @@ class ProcessIndex:
 
     def children(self, ppid: int) -> list[Process]:
         """Return the children of a process, by pid."""
-        if self._by_parent is None:
-            self._by_parent = _grouped((p.ppid, p) for p in self._processes.values())
-        return list(self._by_parent.get(ppid, ()))
+        return list(self._children.get(ppid, ()))
 
     @property
     def kernel_workers(self) -> Mapping[int, list[Process]]:
@@ -262,9 +251,6 @@ class ProcessIndex:
         By flag, never by name alone: a process can name itself `vhost-123`, but cannot get the flag
         of a kernel thread.
         """
-        if self._workers is None:
-            named = ((kernel_worker(p.comm), p) for p in self._processes.values() if p.kernel)
-            self._workers = _grouped((worker.owner, p) for worker, p in named if worker)
         return self._workers
 
     def _read(self, inodes: Mapping[int, int]) -> Steps[bool]:
@@ -277,17 +263,39 @@ class ProcessIndex:
             try:
                 process = read_process(self._root, pid)
             except TaskGone:
-                changed |= self._processes.pop(pid, None) is not None
+                changed |= self._forget(pid)
                 self._inodes.pop(pid, None)  # another look may have noticed first
                 continue
             self._inodes[pid] = inode
             self._young.discard(pid)
             if self._processes.get(pid) != process:
+                self._forget(pid)
                 self._processes[pid] = process
+                for groups, key in self._groups_of(process):
+                    insort(groups.setdefault(key, []), process, key=_PID)
                 changed = True
             if process.key.starttime > young_after:
                 self._young.add(pid)
         return changed
+
+    def _forget(self, pid: int) -> bool:
+        """Forget a process; return whether it was known."""
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return False
+        for groups, key in self._groups_of(process):
+            group = groups[key]
+            del group[bisect_left(group, process.pid, key=_PID)]
+            if not group:
+                del groups[key]
+        return True
+
+    def _groups_of(self, process: Process) -> Iterator[tuple[dict[int, list[Process]], int]]:
+        """Yield the groups that a process is in, each with its key there."""
+        yield self._children, process.ppid
+        worker = kernel_worker(process.comm) if process.kernel else None
+        if worker is not None:
+            yield self._workers, worker.owner
 
 
 # Taking a lock of flock(2), and who holds it: for the message of a process that did not get it.
