@@ -40,13 +40,12 @@ class RowCounts(Mapping[int, int]):
     raises ParseError for what is not one number per pCPU.
     """
 
-    __slots__ = ("_places", "_start", "_words", "text")
+    __slots__ = ("_places", "_words", "text")
 
     def __init__(self, places: Mapping[int, int], text: bytes) -> None:
         self._places = places
         self.text = text
         self._words: list[bytes] | None = None
-        self._start: int | None = None
 
     def of(self, text: bytes) -> RowCounts:
         """Return the counts of another text with the same columns."""
@@ -76,32 +75,41 @@ class RowCounts(Mapping[int, int]):
         """Return how often it fired on these pCPUs since an earlier row, by pCPU if it did."""
         if not isinstance(before, RowCounts) or before._places is not self._places:
             return {}
+        start, mine, theirs = self._start, self.text, before.text
+        if start != before._start:
+            start = None
         grown = {}
         for cpu in cpus:
             place = self._places.get(cpu)
-            if place is not None:
-                now, then = self._number(place), before._number(place)
-                if now != then:
-                    grown[cpu] = _counted(now) - _counted(then)
-        return {cpu: times for cpu, times in grown.items() if times > 0}
+            if place is None:
+                continue
+            if start is not None:  # most did not fire there: a look at the text is enough
+                at = start + WIDTH * place
+                if mine[at : at + WIDTH] == theirs[at : at + WIDTH]:
+                    continue
+            times = self._count(place) - before._count(place)
+            if times > 0:
+                grown[cpu] = times
+        return grown
 
-    def _number(self, place: int) -> bytes:
+    @property
+    def _start(self) -> int | None:
+        """Where the numbers begin if all have the same width, else None."""
+        start = self.text.find(b":") + 1
+        padded = len(self.text.rstrip()) - start == WIDTH * len(self._places)
+        return start if padded else None
+
+    def _count(self, place: int) -> int:
         """Return one number; if all have the same width, the others are not looked at."""
-        if self._start is None:
-            start = self.text.find(b":") + 1
-            padded = len(self.text.rstrip()) - start == WIDTH * len(self._places)
-            self._start = start if padded else 0
-        if not self._start:
-            return self.words[place]
-        return self.text[self._start + WIDTH * place : self._start + WIDTH * (place + 1)]
-
-
-def _counted(number: bytes) -> int:
-    try:
-        return int(number)
-    except ValueError:
-        text = number.decode("ascii", "replace")
-        raise ParseError("not a number", source="/proc/interrupts", text=text) from None
+        start = self._start
+        if start is None:
+            return int(self.words[place])
+        number = self.text[start + WIDTH * place : start + WIDTH * (place + 1)]
+        try:
+            return int(number)
+        except ValueError:
+            text = number.decode("ascii", "replace")
+            raise ParseError("not a number", source="/proc/interrupts", text=text) from None
 
 
 class InterruptRow(Struct, frozen=True):
