@@ -248,11 +248,9 @@ def thread_state(
     affinity = thread.task.affinity
     if thread.key.tid in backed_off:
         return "drift"
-    if affinity < desired.applied and not desired.release:
-        return "narrowed"
-    if affinity != desired.applied:
-        return "drift"
-    return RELEASED if desired.release else "ok"
+    if affinity == desired.applied:
+        return RELEASED if desired.release else "ok"
+    return "narrowed" if affinity < desired.applied and not desired.release else "drift"
 
 
 def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, ThreadState]]:

@@ -198,7 +198,8 @@ class SandboxCache(Struct):
     @property
     def processes(self) -> frozenset[int]:
         """The pids whose threads the last pass read."""
-        return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
+        threads = self.report.threads if self.report is not None else ()
+        return frozenset([task.key.tgid for task, _role in threads])
 
     def writers(self, now: float) -> tuple[Writer, ...]:
         """Return the other writers of the sandbox's affinities, Kata first; `now` is monotonic."""

@@ -218,12 +218,15 @@ class Keeper:
 
     @property
     def _has_work(self) -> bool:
-        unsure = self._plan is not None and self._probe.wanted(self._plan)
-        checks = self._check and (bool(self._sent) or unsure)
-        first = unsure and self._asked_at is None and self._trouble is None
-        unread = not self._probe.kernel_known
-        allowed = self._goal is not GuestGoal.LEAVE
-        return bool(self._due) or (allowed and (checks or first)) or unread
+        if self._due or not self._probe.kernel_known:
+            return True
+        if self._goal is GuestGoal.LEAVE:
+            return False
+        if self._check and self._sent:
+            return True
+        untried = self._asked_at is None and self._trouble is None
+        plan = self._plan if self._check or untried else None
+        return plan is not None and self._probe.wanted(plan)
 
     # ---- the task ------------------------------------------------------------------------
 
