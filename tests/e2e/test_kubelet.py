@@ -4,7 +4,7 @@ Run by hand, `scripts/lab test trixie-kvm --with-kubelet -- tests/e2e/test_kubel
 kubelet for all tests, which build on each other in this order; then all again with the systemd
 cgroup driver (`-k systemd` for these alone). Audits are off: events alone do it.
 
-Out of scope: in-place resize, which needs an API server (the kubelet resizes no static pods).
+Out of scope: in-place resize, which needs an API server (tests/cluster/test_resize.py).
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from typing import Any, Final
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 
+NEWEST: Final = (PROJECT / "tests/kubelet/newest").read_text().strip()
+"""The newest release that is run beside that of go.mod."""
+
 ROLES: Final = (*((),) * 6, ("init",), ("sidecar",), ("init", "sidecar"), ("init", "init"))
 """What a pod's containers before its apps are."""
 
@@ -44,26 +47,20 @@ class Setup:
 
 
 @cache
-def programs() -> Path:
-    """Return the folder in which scripts/kubelet puts the two programs.
+def programs(release: str = "") -> Path:
+    """Return the folder in which scripts/kubelet puts the two programs of a release.
 
-    KATA_PIN_KUBELET names another release than that of go.mod.
+    Without one, it is the release of go.mod.
     """
-    release = os.environ.get("KATA_PIN_KUBELET", "")
     command = [str(PROJECT / "scripts" / "kubelet"), *filter(None, [release]), "--where"]
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
-def minor() -> int:
-    """Return Y of the release 1.Y.Z that is run."""
-    return int(programs().name.split(".")[1])
-
-
-def why_not() -> str:
+def why_not(release: str = "") -> str:
     """Return why no kubelet can be run here, empty if one can."""
     if os.geteuid() != 0:
         return "needs root: namespaces and mounts"
-    if not (programs() / "kubelet").exists():
+    if not (programs(release) / "kubelet").exists():
         if shutil.which("go") is None:
             return "no Go here to build a kubelet with"
         return "no kubelet here: scripts/kubelet builds it (once, some minutes)"
@@ -125,12 +122,13 @@ def record(
     cpus: Sequence[Mapping[str, int]],
     setup: Setup,
     steps: Sequence[Mapping[str, Any]],
+    release: str = "",
 ) -> dict[str, Any]:
     """Return the trace of these steps, with a kubelet's answers, on a host of these CPUs.
 
     Raises AssertionError, with the end of the kubelet's log, if it does not answer.
     """
-    return {**asdict(setup), "ops": play(folder, cpus, setup, steps)["ops"]}
+    return {**asdict(setup), "ops": play(folder, cpus, setup, steps, release)["ops"]}
 
 
 def play(
@@ -138,14 +136,15 @@ def play(
     cpus: Sequence[Mapping[str, int]],
     setup: Setup,
     steps: Sequence[Mapping[str, Any]],
+    release: str = "",
     **more: object,
 ) -> dict[str, Any]:
     """Return all that a kubelet answered (tests/kubelet/stage.py); `more` is the order's rest."""
     folder.mkdir(parents=True, exist_ok=True)
     order = {
         "folder": str(folder),
-        "kubelet": str(programs() / "kubelet"),
-        "fakecri": str(programs() / "fakecri"),
+        "kubelet": str(programs(release) / "kubelet"),
+        "fakecri": str(programs(release) / "fakecri"),
         "cpus": list(cpus),
         "ops": list(steps),
         **asdict(setup),

@@ -12,7 +12,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import DoubleAssignment
 from kata_pin.cli.doctor import install
 from kata_pin.peers.kubelet.checkpoint import read_kubelet
-from tests.kubelet.recording import Setup, record, why_not
+from tests.kubelet.recording import Setup, record
 from tests.support.kubelet_live import MismatchError, replay
 from tests.support.machines import hybrid
 
@@ -25,7 +25,6 @@ CPUS = [
 ]
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.root,
     pytest.mark.timeout(180),
 ]
@@ -51,9 +50,9 @@ def pods(*sizes: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_double_assignments_of_a_real_kubelet(tmp_path: Path) -> None:
+def test_double_assignments_of_a_real_kubelet(tmp_path: Path, release: str) -> None:
     """The checkpoint is read, its double assignment is named and reported."""
-    record(tmp_path / "stage", CPUS, Setup("0"), pods(9, 1, 3, 2))
+    record(tmp_path / "stage", CPUS, Setup("0"), pods(9, 1, 3, 2), release)
     file = tmp_path / "stage" / "root" / "cpu_manager_state"
     state = read_kubelet(str(file))
     assert state is not None
@@ -64,13 +63,13 @@ def test_double_assignments_of_a_real_kubelet(tmp_path: Path) -> None:
     assert row.text.endswith("pCPU 4 is assigned to pod p2 and pod p3")
 
 
-def test_true_unit_sizes(tmp_path: Path) -> None:
+def test_true_unit_sizes(tmp_path: Path, release: str) -> None:
     """All choose the same until a core is in part use; the kubelet then takes it as a free one.
 
     Cores have 1 CPU on average, and a core with 1 free CPU is free to the kubelet. With true sizes
     the next whole core is taken, without them single CPUs, and nothing is taken twice.
     """
-    trace = record(tmp_path / "stage", CPUS, Setup("0-1"), pods(8, 3, 2))
+    trace = record(tmp_path / "stage", CPUS, Setup("0-1"), pods(8, 3, 2), release)
     assert [step["entries"][step["pod"]]["c"] for step in trace["ops"]] == ["16-23", "2-4", "4-5"]
     for sizes, given in (("true", "6-7"), ("false", "5-6")):
         ours = {**trace, "options": {"true-unit-sizes": sizes}}

@@ -9,13 +9,11 @@ import pytest
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
-from tests.kubelet.recording import Setup, minor, play, why_not
+from tests.kubelet.recording import Setup, play
 
 CPUS = [{"cpu": cpu, "core": cpu % 8, "socket": 0, "numa": 0, "uncore": 0} for cpu in range(16)]
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.skipif(minor() < 37, reason="needs KATA_PIN_KUBELET=1.37.2, built beside"),
     pytest.mark.root,
     pytest.mark.timeout(180),
 ]
@@ -29,7 +27,7 @@ def container(name: str, cpus: int = 0, role: str = "app") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_pods_with_cpus_of_their_own(tmp_path: Path) -> None:
+def test_pods_with_cpus_of_their_own(tmp_path: Path, newest: str) -> None:
     """Containers that share a pod's CPUs have an entry each, which the pod-resources API lists for
     none of them; doctor finds both to agree."""
     pods: list[dict[str, Any]] = [
@@ -41,7 +39,7 @@ def test_pods_with_cpus_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
     gates = ("PodLevelResourceManagers", "InPlacePodVerticalScalingExclusiveCPUs")
     setup = Setup("0", {}, "best-effort", "pod")
-    answered = play(tmp_path / "stage", CPUS, setup, pods, gates=gates, resources=True)
+    answered = play(tmp_path / "stage", CPUS, setup, pods, newest, gates=gates, resources=True)
     assert [step["result"] for step in answered["ops"]] == ["ok", "ok"]
     state = parse_checkpoint(answered["checkpoint"].encode())
     assert (state.version, state.doubles) == (4, ())

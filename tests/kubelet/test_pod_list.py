@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.allocation import POLICY_KEY
-from tests.kubelet.recording import Setup, make_steps, minor, play, why_not
+from tests.kubelet.recording import Setup, make_steps, play
 from tests.support.certificates import certificate
 
 CPUS = [{"cpu": cpu, "core": cpu, "socket": 0, "numa": 0, "uncore": 0} for cpu in range(4)]
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
     pytest.mark.root,
     pytest.mark.timeout(180),
 ]
 
 
-def test_a_certificate_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_certificate_that_does_not_fit(tmp_path: Path, release: str) -> None:
     """By address without the node's name, or without the kubelet's CA: the error says what to do.
 
     What a list has in it, and who may read it: tests/contract/test_pod_list.py.
@@ -38,7 +37,8 @@ def test_a_certificate_that_does_not_fit(tmp_path: Path) -> None:
         "certificate": str(client),
     }
     requests = [{**right, "name": ""}, {**right, "ca": ""}]
-    answered = play(stage, CPUS, Setup("0"), [step], client_ca=str(signed), lists=requests)
+    more = {"client_ca": str(signed), "lists": requests}
+    answered = play(stage, CPUS, Setup("0"), [step], release, **more)
     other_name, other_ca = answered["lists"]
     assert "IP address mismatch" in other_name["error"]
     assert "set alloc.pods_name to the node's name" in other_name["error"]
@@ -46,8 +46,7 @@ def test_a_certificate_that_does_not_fit(tmp_path: Path) -> None:
     assert "/var/lib/kubelet/pki/kubelet.crt" in other_ca["error"]
 
 
-@pytest.mark.skipif(minor() < 37, reason="needs KATA_PIN_KUBELET=1.37.2, built beside")
-def test_the_pods_api_of_a_real_kubelet(tmp_path: Path) -> None:
+def test_the_pods_api_of_a_real_kubelet(tmp_path: Path, newest: str) -> None:
     """Its socket lists the pods of the port without authentication, with their annotations."""
     (step,) = make_steps(1, 1, len(CPUS))
     annotated = {**step, "annotations": {POLICY_KEY: "exclusive"}}
@@ -55,7 +54,7 @@ def test_the_pods_api_of_a_real_kubelet(tmp_path: Path) -> None:
         {"path": "/var/lib/kubelet/pods-api/pods-api.sock"},
         {"url": "http://127.0.0.1:10255/pods"},
     ]
-    answered = play(tmp_path / "stage", CPUS, Setup("0"), [annotated], lists=requests)
+    answered = play(tmp_path / "stage", CPUS, Setup("0"), [annotated], newest, lists=requests)
     by_socket, by_port = answered["lists"]
     assert by_socket == by_port
     ((_uid, annotations),) = by_socket["pods"].items()

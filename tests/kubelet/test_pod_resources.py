@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.cpuset import CpuSet, union
-from tests.kubelet.recording import Setup, play, why_not
+from tests.kubelet.recording import Setup, play
 
 CPUS = [{"cpu": cpu, "core": cpu, "socket": 0, "numa": 0, "uncore": 0} for cpu in range(12)]
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.root,
     pytest.mark.timeout(180),
 ]
 
 
-def test_what_a_real_kubelet_lists(tmp_path: Path) -> None:
+def test_what_a_real_kubelet_lists(tmp_path: Path, release: str) -> None:
     """Exclusive CPUs by container, those that may be given, and doctor agrees with both."""
     container = {"name": "c", "role": "app", "memory_equal": True}
     pods = [
@@ -31,7 +30,8 @@ def test_what_a_real_kubelet_lists(tmp_path: Path) -> None:
     ]
     shared = {**pods[0], "pod": "s"}
     shared["containers"] = [{**container, "request_m": 100, "limit_m": 500}]
-    answered = play(tmp_path / "stage", CPUS, Setup("0"), [*pods, shared], resources=True)
+    stage = tmp_path / "stage"
+    answered = play(stage, CPUS, Setup("0"), [*pods, shared], release, resources=True)
     entries = answered["ops"][-1]["entries"]
     given = answered["resources"]["containers"]
     assert {name.rpartition("/")[2] for name in given} == {"c"}

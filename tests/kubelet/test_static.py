@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.recording import PROJECT, Setup, make_steps, minor, record, why_not
+from tests.kubelet.recording import PROJECT, Setup, make_steps, record
 from tests.support.kubelet_live import host_topology, replay
 
 HOSTS = json.loads((PROJECT / "tests/data/oracles/kubelet_live.json").read_text())["topologies"]
 STEPS = 48
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.root,
     pytest.mark.timeout(180),
 ]
@@ -35,34 +34,42 @@ def on(*options: str) -> dict[str, str]:
         ("amd48", Setup("0,24", on("prefer-align-cpus-by-uncorecache"), "single-numa-node")),
         ("icx64", Setup("0,32", {}, "restricted", "pod")),
         ("nosmt24", Setup("0", on("strict-cpu-reservation"), "single-numa-node", "pod")),
-        pytest.param(
-            "srv64",
-            Setup("0,32", on("align-by-socket", "distribute-cpus-across-numa")),
-            marks=pytest.mark.skipif(minor() < 37, reason="decided otherwise before 1.37"),
-        ),
     ],
     ids=lambda value: (
         value if isinstance(value, str) else "-".join([*value.options, value.topology_manager])
     ),
 )
-def test_pods_get_what_a_real_kubelet_gives(tmp_path: Path, host: str, setup: Setup) -> None:
+def test_pods_get_what_a_real_kubelet_gives(
+    tmp_path: Path, host: str, setup: Setup, release: str
+) -> None:
     """Every decision about pods that come, go and change is the real kubelet's."""
+    compare(tmp_path / "stage", host, setup, release)
+
+
+def test_what_was_decided_otherwise_before(tmp_path: Path, newest: str) -> None:
+    """Older releases split CPUs over packages with these two options."""
+    setup = Setup("0,32", on("align-by-socket", "distribute-cpus-across-numa"))
+    compare(tmp_path / "stage", "srv64", setup, newest)
+
+
+def compare(stage: Path, host: str, setup: Setup, release: str) -> None:
+    """Compare every decision of a trace with ours."""
     cpus = HOSTS[host]["cpus"]
     even = "full-pcpus-only" in setup.options
     steps = make_steps(STEPS, STEPS, len(cpus), even=even)
-    trace = record(tmp_path / "stage", cpus, setup, steps)
+    trace = record(stage, cpus, setup, steps, release)
     counted = replay(host_topology(cpus), trace)
     assert counted.steps == STEPS
     assert counted.containers > STEPS // 4  # small hosts are full most of the time
     assert counted.by_static + counted.not_static == counted.containers
 
 
-def test_a_kubelet_that_was_killed_keeps_its_decisions(tmp_path: Path) -> None:
+def test_a_kubelet_that_was_killed_keeps_its_decisions(tmp_path: Path, release: str) -> None:
     """After a restart every pod has the CPUs that it had, and the next ones fit in."""
     cpus = HOSTS["srv64"]["cpus"]
     pods = [step for step in make_steps(38, 40, len(cpus)) if step["op"] == "add"]
     steps = [*pods[:4], {"op": "del", "pod": pods[1]["pod"]}, {"op": "restart"}, *pods[4:6]]
-    trace = record(tmp_path / "stage", cpus, Setup("0,32"), steps)
+    trace = record(tmp_path / "stage", cpus, Setup("0,32"), steps, release)
     counted = replay(host_topology(cpus), trace)
     assert (counted.steps, counted.refused) == (8, 0)
     assert trace["ops"][5]["entries"] == trace["ops"][4]["entries"]
