@@ -16,8 +16,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,34 +35,73 @@ START_S = 120.0
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def why_not() -> str:
+def why_not(release: str = "") -> str:
     """Return why no node can be run here, empty if one can."""
-    return why_no_kubelet() or why_no_containerd()
+    return why_no_kubelet(release) or why_no_containerd()
 
 
-@dataclass(frozen=True)
+@dataclass
 class RealKubelet:
-    """A kubelet that runs: its node's name, its address, and its certificate."""
+    """A kubelet: its node's name, its address, and its folder; `command` runs it."""
 
     node: str
     url: str
-    certificate: Path
-    log: Path
+    folder: Path
+    command: Sequence[str]
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate with which it serves."""
+        return self.folder / "certificates" / "kubelet.crt"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of its CPU manager."""
+        return self.folder / "root" / "cpu_manager_state"
 
     def said(self) -> str:
         """Return the end of its log."""
-        return self.log.read_text(errors="replace")[-4000:]
+        return (self.folder / "kubelet.log").read_text(errors="replace")[-4000:]
+
+    def start(self) -> None:
+        """Start it."""
+        with (self.folder / "kubelet.log").open("ab") as log:
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._processes.append(process)
+
+    def assert_runs(self) -> None:
+        """Assert that it has not ended by itself."""
+        assert self._processes[-1].poll() is None, self.said()
+
+    def kill(self) -> None:
+        """Kill it; its pods live on."""
+        while self._processes:
+            process = self._processes.pop()
+            process.kill()
+            process.wait(20 * SCALE)
+
+    def configure(self, **settings: object) -> None:
+        """Change fields of its configuration, for its next start."""
+        file = self.folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
 @contextlib.contextmanager
 def real_kubelet(
-    cluster: ControlPlane, containerd: Containerd, node: str, **settings: object
+    cluster: ControlPlane,
+    containerd: Containerd,
+    node: str,
+    release: str = "",
+    **settings: object,
 ) -> Iterator[RealKubelet]:
     """Run a kubelet for the block; `settings` are fields of its configuration."""
     folder = containerd.shared / "kubelet"
     for name in ("root", "logs", "plugins", "certificates", "manifests", "kernel"):
         (folder / name).mkdir(parents=True)
-    shutil.copy(kubelet_programs() / "kubelet", folder / "kubelet")
+    shutil.copy(kubelet_programs(release) / "kubelet", folder / "kubelet")
     name_a_network(containerd.shared / "cni")
     make_cgroups(containerd.cgroup)
     flat = cluster.kubectl("config", "view", "--raw", "--flatten")
@@ -78,21 +117,17 @@ def real_kubelet(
     shutil.copy(cluster.kubelet_client, folder / "client.crt")
     configuration = _configuration(folder, containerd, port) | settings
     (folder / "config.json").write_text(json.dumps(configuration))
-    log = folder / "kubelet.log"
     command = containerd.inside(
         *(str(folder / "kubelet"), "--config", str(folder / "config.json")),
         *("--kubeconfig", str(folder / "kubeconfig"), "--root-dir", str(folder / "root")),
         *("--cert-dir", str(folder / "certificates"), "--hostname-override", node),
         *("--cloud-provider", "external", "--v", "2"),  # so that it keeps its address of loopback
     )
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    kubelet = RealKubelet(
-        node, f"https://127.0.0.1:{port}", folder / "certificates" / "kubelet.crt", log
-    )
+    kubelet = RealKubelet(node, f"https://127.0.0.1:{port}", folder, command)
+    kubelet.start()
 
     def ready() -> bool:
-        assert process.poll() is None, kubelet.said()
+        kubelet.assert_runs()
         found = cluster.run("kubectl", "get", "node", node, "-o", "json", check=False)
         if found.returncode:
             return False
@@ -111,8 +146,7 @@ def real_kubelet(
         cluster.kubectl(*patch, json.dumps({"spec": {"taints": []}}))
         yield kubelet
     finally:
-        process.kill()
-        process.wait(20 * SCALE)
+        kubelet.kill()
 
 
 def pod(name: str, node: str, cpus: str, **fields: Any) -> dict[str, Any]:

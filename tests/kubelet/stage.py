@@ -36,6 +36,7 @@ from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.errors import StateError
 from kata_pin.cli.doctor import install
 from kata_pin.peers.kubelet.pods import PodList, PodsApi, read_pod_resources
+from tests.support.checkpoint import packed, replace
 
 IMAGE: Final = "localhost/pause:1"
 PORT: Final = 10255
@@ -301,9 +302,17 @@ class Kubelet:
         self._process.kill()
         self._process.wait()
 
-    def restart(self) -> dict[str, Any]:
-        """Kill it and start it again; return its checkpoint when it knows its pods again."""
+    def restart(self, entries: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+        """Kill it and start it again; return its checkpoint when it knows its pods again.
+
+        With `entries` these are in the checkpoint that it finds, instead of those of all pods.
+        """
         self.kill()
+        if entries:
+            data = json.loads(json.loads(self.checkpoint_text())["data"])
+            held = union(CpuSet.parse(cpus) for of in entries.values() for cpus in of.values())
+            data |= {"entries": entries, "defaultCpuSet": str(self._cpus - held)}
+            replace(self._folder / "root" / "cpu_manager_state", packed(data))
         self._process = self._start()
         answer: dict[str, Any] = {}
 
@@ -316,7 +325,7 @@ class Kubelet:
     def step(self, step: Mapping[str, Any]) -> dict[str, Any]:
         """Play one step; return it with the kubelet's answer and its checkpoint after it."""
         if step["op"] == "restart":
-            return {**step, **self.restart()}
+            return {**step, **self.restart(step.get("entries", {}))}
         pod, gone = step["pod"], step.get("old", "")
         answer: dict[str, Any] = {}
         if step["op"] == "del":

@@ -16,6 +16,11 @@ def checkpoint(
     data: dict[str, object] = {"policyName": policy, "defaultCpuSet": default}
     if entries:
         data["entries"] = entries
+    return packed(data)
+
+
+def packed(data: Mapping[str, object]) -> str:
+    """Return a checkpoint of version 4 with this content."""
     text = json.dumps(data)
     return json.dumps({"data": text, "dataChecksum": checksum(f"(string){text}")})
 
