@@ -2,7 +2,7 @@
 
     scripts/bench [NAME...] [--json | --markdown] [--quick] [--minutes N] [--compare OTHER_CHECKOUT]
 
-Without names everything but `peers` is measured. Exit status 1 when something could not be
+Without names all but `peers` and `sync` is measured. Exit status 1 when something could not be
 measured, or when what was measured did something wrong (a hook's message lost); a missed bar is
 only printed. With --compare each part runs in this checkout and in another one in turns, and the
 table has one row per figure: here, there, and the ratio of both.
@@ -29,6 +29,7 @@ from tests.bench import (
     idle,
     measuring,
     memory,
+    nrinode,
     nrireplies,
     peers,
     quiet,
@@ -59,7 +60,7 @@ class Part:
     quick: int
     about: str
     asked_only: bool = False
-    """Whether it is left out unless it is named: it needs packages that nothing else needs."""
+    """Whether it is left out unless it is named: it needs what nothing else needs, or is slow."""
 
 
 PARTS = {
@@ -68,6 +69,13 @@ PARTS = {
     "follow": Part(following.measure, 200, 40, "from an update without a hook to its pins"),
     "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
     "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),
+    "sync": Part(
+        nrinode.measure,
+        40,
+        4,
+        "NRI with 500 containers, by real containerds; only when named",
+        asked_only=True,
+    ),
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
     "state": Part(state.measure, 30, 8, "the state document of 5,000 threads in 250 sandboxes"),
