@@ -4,9 +4,11 @@ One pod has two exclusive pCPUs and keeps both busy. Another one has the rest of
 pCPUs, which it fills: it sends packets by vhost-net and writes to its shared folder (virtiofs) as
 fast as it can. Meanwhile `kata-pin prove` records every task switch on the exclusive pCPUs.
 Whatever else runs on the node is kept off them, so that what is left are the pods' own threads.
+Then its loops end, and cyclictest and oslat (rt-tests) measure in its guest how late threads are.
 
 All are measured with the same guests, load and code, under the Go runtime and under runtime-rs,
 whose default has virtiofsd in the pod's cpuset; while Kata is on its own the daemon only observes.
+With `spare` the owner has a third exclusive pCPU and no more vCPUs: its overhead runs there.
 Everything is emulated: shares of time say which thread ran where, not how fast a real node is.
 docs/performance.md says what was seen. Run by hand: it takes minutes, and an emulated machine needs
 KATA_PIN_LAB_QEMU=trixie.
@@ -21,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,17 +38,19 @@ from kata_pin.placement.remedies import WORKQUEUES, mask
 from tests.e2e import linuxguest
 from tests.e2e.idlevm import idle_vm
 from tests.e2e.katapods import private_daemon
-from tests.e2e.linuxguest import Ran, hooks, linux, vcpus
+from tests.e2e.linuxguest import Guest, Ran, hooks, linux, vcpus
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode
 from tests.support.minikata import Minikata, minikata_node
 
 pytestmark = [pytest.mark.usefixtures("kvm"), pytest.mark.timeout(2700)]
 
-EXCLUSIVE: Final = frozenset({2, 3})
 SHARED: Final = frozenset({0, 1})
+EXCLUSIVE: Final = frozenset({2, 3})
+SPARE: Final = 4
 WINDOWS: Final = 3
 WINDOW_S: Final = 10
+LATENCY_S: Final = 20
 LEAST_SHARE: Final = 0.02
 """Least share of a pCPU's time that the vhost workers take, and virtiofsd, under load."""
 
@@ -88,6 +92,10 @@ done
 """
 """Works while there is a file `go` in its shared folder."""
 
+END_LOOPS: Final = (
+    "for pid in $(cat /sys/fs/cgroup/kata/*-c/cgroup.procs); do [ $pid = $$ ] || kill $pid; done"
+)
+
 Json = dict[str, Any]
 
 
@@ -98,16 +106,17 @@ class Way:
     runtime: str
     own_rule: bool = False
     mode: str = "observe"
+    spare: bool = False
 
 
 WAYS: Final = {
     "default": Way("go"),
     "rule": Way("go", own_rule=True),
     "katapin": Way("go", mode="act"),
+    "katapin-spare": Way("go", mode="act", spare=True),
     "rs-default": Way("rs"),
     "rs-katapin": Way("rs", mode="act"),
 }
-"""Of each runtime the last is the one after which threads stay where they were put."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,20 @@ class Figures:
     virtiofsd: float
     tasks: dict[str, float]
     """Share of each task of others that had any, by class and name."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How late a thread of the owner's guest is, in ms."""
+
+    timers: dict[str, float]
+    """By percentile, of the wake-ups of cyclictest's threads; `max`: the longest."""
+    wakeups: int
+    stalls: dict[str, float]
+    """The same of oslat's loop, of its stalls of 0.1 ms or more."""
+    stalls_per_s: float
+    stalled: float
+    """How long these lasted together, in percent of the time."""
 
 
 class PodsOfNode:
@@ -151,7 +174,8 @@ class PodsOfNode:
         }
         before = self._kata.processes() if self._started else []
         stack = self._stack.enter_context(ExitStack())
-        os.sched_setaffinity(0, SHARED | EXCLUSIVE)  # as containerd has: shims inherit it
+        every = SHARED | EXCLUSIVE | {SPARE}
+        os.sched_setaffinity(0, every)  # as containerd has: shims inherit it
         for container, said, resources in (
             (pod, rule, {}),
             (f"{pod}-c", {**rule, "minikata.guest.run": work}, cpu),
@@ -167,6 +191,13 @@ class PodsOfNode:
     def qemu(self, pod: str) -> int:
         """Return the pid of a pod's QEMU."""
         return self._started[pod][0]
+
+    def run(self, node: Node, pod: str, command: str) -> str:
+        """Run a command in a pod's container; return its output."""
+        arguments = Path(f"/proc/{self.qemu(pod)}/cmdline").read_text()
+        cid = re.search(r"guest-cid=([0-9]+)", arguments)
+        assert cid, arguments
+        return Guest(node, int(cid[1])).ask(f"run {pod}-c {command}")
 
     def virtiofsd(self, pod: str) -> list[int]:
         """Return the threads of a pod's virtiofsd: the first process's child does the work."""
@@ -207,12 +238,12 @@ class PodsOfNode:
 
 @pytest.fixture(scope="module")
 def small_node(node: Node, kvm: None) -> Iterator[None]:
-    """A node of four pCPUs, which are sooner filled, without another kata-pin.
+    """A node of four pCPUs, which are sooner filled, and a spare one; without another kata-pin.
 
     A user of perf and a VM are there all the time: once, without them, an emulated machine ended
     without a word when a run did.
     """
-    online = [Path(f"/sys/devices/system/cpu/cpu{cpu}/online") for cpu in range(4, node.cpus)]
+    online = [Path(f"/sys/devices/system/cpu/cpu{cpu}/online") for cpu in range(5, node.cpus)]
     before = Path(WORKQUEUES).read_text()
     perf = HOST.calls.switches(0)
     node.run(["systemctl", "stop", "kata-pin"], seconds=60)
@@ -252,50 +283,51 @@ def pods(node: Node, daemon: PrivateNode, small_node: None) -> Iterator[PodsOfNo
         yield PodsOfNode(daemon, kata, stack)
 
 
-def _settings(node: Node, mode: str) -> Json:
+def _settings(node: Node, mode: str, *, spare: bool = False) -> Json:
     patience = {"connect_ms": int(1000 * node.scale), "call_ms": int(2000 * node.scale)}
-    return {"mode": mode, "guest": patience}
+    return {"mode": mode, "guest": patience, "overhead": "reserve:1" if spare else "auto"}
 
 
-@pytest.fixture(scope="module")
-def load(
-    request: pytest.FixtureRequest, node: Node, daemon: PrivateNode, pods: PodsOfNode
-) -> Iterator[str]:
+@pytest.fixture
+def load(node: Node, daemon: PrivateNode, pods: PodsOfNode, way: str) -> Iterator[str]:
     """The pod that has the rest of the node, under the runtime to measure; it rests at first."""
     _configure(node, daemon, "observe")
     pod, ends = pods.start(
-        *(f"load-{request.param}", WORK), runtime=request.param,
-        cpus=str(CpuSet(SHARED)), shares=102,
-    )  # fmt: skip
+        *(f"load-{way}", WORK),
+        runtime=WAYS[way].runtime,
+        cpus=str(CpuSet(SHARED)),
+        shares=102,
+    )
     with ends:
         _connect(node, pods.qemu(pod))
         yield pod
 
 
-def _configure(node: Node, daemon: PrivateNode, mode: str) -> None:
-    daemon.configure(**_settings(node, mode), paths=daemon.settings["paths"])
+def _configure(node: Node, daemon: PrivateNode, mode: str, *, spare: bool = False) -> None:
+    daemon.configure(**_settings(node, mode, spare=spare), paths=daemon.settings["paths"])
     assert daemon.daemon is not None
     daemon.daemon.reload()
 
 
-@pytest.mark.parametrize(
-    ("load", "way"),
-    [pytest.param(one.runtime, name, id=name) for name, one in WAYS.items()],
-    indirect=["load"],
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_foreign_time_under_load(
-    node: Node, daemon: PrivateNode, pods: PodsOfNode, load: str, way: str
-) -> None:
+    node: Node, daemon: PrivateNode, pods: PodsOfNode, load: str, way: str, *,
+    switch: Callable[[int, bool], None],
+) -> None:  # fmt: skip
     """With kata-pin nobody else has the exclusive pCPUs, at the default limit of 0.1 %.
 
     How much they have by Kata's ways depends on the kernel: which of their threads are in a cpuset,
     and where its scheduler puts the rest.
     """
     chosen = WAYS[way]
-    _configure(node, daemon, chosen.mode)
+    spare = {SPARE} if chosen.spare else frozenset[int]()
+    if not chosen.spare:
+        switch(SPARE, False)
+    _configure(node, daemon, chosen.mode, spare=chosen.spare)
+    owned = CpuSet(EXCLUSIVE | spare)
     owner, ends = pods.start(
         *(way, BUSY), runtime=chosen.runtime, own_rule=chosen.own_rule,
-        cpus=str(CpuSet(EXCLUSIVE)), quota=200_000, period=100_000,
+        cpus=str(owned), quota=100_000 * len(owned), period=100_000,
     )  # fmt: skip
     with ends:
         daemon.ask("reconcile")
@@ -307,11 +339,16 @@ def test_foreign_time_under_load(
             node.wait(lambda: _is_busy(pods, load), "the load to be at work", seconds=60)
             _tell(node, f"{way}: the load is at work")
             windows = [_measure(daemon, pods, owner, load) for _ in range(WINDOWS)]
+            results = json.dumps([asdict(one) for one in windows], indent=1)
+            (node.results_folder() / f"figures-{way}.json").write_text(results)
+            _tell(node, f"{way}: others had {', '.join(f'{one.others:.2f} %' for one in windows)}")
+            pods.run(node, owner, END_LOOPS)
+            latency = _latency(*(pods.run(node, owner, one) for one in _programs(CpuSet({0, 1}))))
+            assert _is_busy(pods, load), "the load has ended"
         finally:
             pods.go(load, on=False)
-    results = json.dumps([asdict(one) for one in windows], indent=1)
-    (node.results_folder() / f"figures-{way}.json").write_text(results)
-    _tell(node, f"{way}: others had {', '.join(f'{one.others:.2f} %' for one in windows)}")
+    (node.results_folder() / f"latency-{way}.json").write_text(json.dumps(asdict(latency)))
+    _tell(node, f"{way}: {latency}")
     assert min(min(one.vhost, one.virtiofsd) for one in windows) > 100 * LEAST_SHARE, "no load"
     if chosen.mode == "act":
         assert {one.verdict for one in windows} == {"proved"}
@@ -384,6 +421,7 @@ def _measure(daemon: PrivateNode, pods: PodsOfNode, owner: str, load: str) -> Fi
     document = json.loads(done.stdout)
     assert document["method"] == "perf", document["refused"]
     rows = document["pcpus"]
+    rows = [row for row in rows if row["cpu"] != SPARE]
     assert {row["cpu"] for row in rows} == set(EXCLUSIVE), rows
     assert not any(row["lost"] for row in rows)
     vhost, virtiofsd = _helpers_shares(pods, load, ran)
@@ -442,3 +480,47 @@ def _figures(
         virtiofsd=round(100 * virtiofsd, 1),
         tasks={name: share(ms) for name, ms in named.most_common()},
     )
+
+
+def _programs(cpus: CpuSet) -> tuple[str, str]:
+    """Return shell commands of cyclictest and oslat on two CPUs, which print what they measured.
+
+    A timer for each CPU, which rests meanwhile; then a loop on the second one.
+    """
+    first, last = cpus
+    outcome = f"-D {LATENCY_S} --json=/latency >/latency.txt 2>&1; cat /latency"
+    return (
+        f"cyclictest -q -m -p 95 -i 4000 -h 50000 -t 2 -a {cpus} {outcome}",
+        f"oslat -f 95 -c {last} -C {first} -b 1024 -W 100000 {outcome}",
+    )
+
+
+def _latency(cyclictest: str, oslat: str) -> Latency:
+    """Sum up what both programs report as JSON."""
+    threads = list(json.loads(cyclictest)["thread"].values())
+    wakeups = Counter[int]()
+    for thread in threads:
+        wakeups.update({int(us): times for us, times in thread["histogram"].items()})
+    (loop,) = json.loads(oslat)["thread"].values()
+    stalls = Counter({int(us): times for us, times in loop["histogram"].items() if int(us) > 100})
+    stalled_us = sum(us * times for us, times in stalls.items())
+    return Latency(
+        timers=_percentiles(wakeups, max(thread["max"] for thread in threads)),
+        wakeups=wakeups.total(),
+        stalls=_percentiles(stalls, loop["max"]),
+        stalls_per_s=stalls.total() / loop["duration"],
+        stalled=stalled_us / loop["duration"] / 1e4,
+    )
+
+
+def _percentiles(times: Counter[int], most: int) -> dict[str, float]:
+    """Return percentiles in ms of a histogram in us; what exceeds its end counts as its end."""
+    found = {}
+    for percentile in (50, 99, 99.9):
+        left = times.total() * percentile / 100
+        for us in sorted(times):
+            left -= times[us]
+            if left <= 0:
+                found[f"p{percentile:g}"] = us / 1000
+                break
+    return {**found, "max": most / 1000}
