@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from kata_pin.base.config.tree import Config
+from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import Row, State
-from kata_pin.cli.doctor.node import cgroups, pressure
+from kata_pin.cli.client import Provider
+from kata_pin.cli.doctor.node import cgroups, examine, pressure
 from kata_pin.linux.files import HostRoot
 from tests.support.hosttree import FakeHost, grow
 from tests.unit.cli import documents as docs
 
 HOSTS = "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup2 rw"
+NOT_WATCHED = WatchDocument(time="", max_foreign_percent=0.1, problem="", pcpus=())
 V1 = "31 23 0:27 / /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset"
 
 
@@ -107,6 +113,16 @@ def test_waiting_that_is_not_measured(
     (row,) = pressure(HostRoot(str(tmp_path)), waiting(tmp_path, mount, None, psi=psi))
     assert (row.status, row.sandbox, row.remedy) == ("info", "", remedy)
     assert text in row.text
+
+
+def test_doctor_looks_at_both(tmp_path: Path) -> None:
+    """Who schedules, and who waits, are rows of `doctor` itself."""
+    state = waiting(tmp_path, HOSTS, "some avg10=0.00 avg60=12.50 avg300=0.00 total=0", psi=True)
+    grow(tmp_path, {"sys/kernel/sched_ext/state": "enabled"})
+    provider = SimpleNamespace(state=lambda _="": state, watch=lambda: NOT_WATCHED)
+    found = examine(Config(), cast("Provider", provider), root=HostRoot(str(tmp_path)))
+    rows = {row.check: row.status for row in found.rows}
+    assert (rows["scheduler"], rows["CPU pressure"]) == ("warn", "warn")
 
 
 def waiting(folder: Path, mount: str, pressure_file: str | None, *, psi: bool) -> State:
