@@ -295,11 +295,16 @@ RUN = "import sys; from kata_pin.cli.main import run; sys.exit(run(sys.argv[1:])
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_long_work_shows_progress_on_a_terminal_only(tmp_path: Path, *, terminal: bool) -> None:
+@pytest.mark.parametrize(
+    ("command", "title"), [("install", "installing"), ("uninstall", "removing files")]
+)
+def test_long_work_shows_progress_on_a_terminal_only(
+    tmp_path: Path, command: str, title: str, *, terminal: bool
+) -> None:
     """On stderr, and only where that is a terminal; stdout has the result alone."""
     ours, theirs = os.openpty() if terminal else os.pipe()
     done = subprocess.run(
-        [sys.executable, "-c", RUN, "install", "--root", str(tmp_path)],
+        [sys.executable, "-c", RUN, command, "--root", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60, check=True,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
     )  # fmt: skip
@@ -309,7 +314,7 @@ def test_long_work_shows_progress_on_a_terminal_only(tmp_path: Path, *, terminal
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
-    assert ("installing" in shown.decode()) is terminal
+    assert (title in shown.decode()) is terminal
     assert terminal or shown == b""
-    assert "installing" not in done.stdout
-    assert "kata-pin.service" in done.stdout
+    assert title not in done.stdout
+    assert command == "uninstall" or "kata-pin.service" in done.stdout
