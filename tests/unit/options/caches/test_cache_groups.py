@@ -47,7 +47,10 @@ class World:
         self.cache = SandboxCache()
         self.annotations: dict[str, str] = {}
         self.live = LiveConfig(replace(Config(), resctrl=settings))
+        self.groups = self.restarted()
         self.state: ChangeState = "ok"
+
+    def restarted(self) -> CacheGroups:
         sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
         self.groups = CacheGroups(
             self.root,
@@ -57,6 +60,7 @@ class World:
             self.containers,
             lambda *_: self.annotations,
         )
+        return self.groups
 
     @staticmethod
     def containers(sandbox_id: str) -> tuple[Container, ...]:
@@ -97,6 +101,17 @@ def test_threads_of_a_pass_under_way_are_left_to_it(world_: World) -> None:
     world_.cache.passing = True
     world_.groups.look()
     assert world_.tree.members(POD) == set(TIDS) - {1101}
+
+
+def test_what_a_killed_daemon_left(world_: World) -> None:
+    """The next one removes what is recorded of sandboxes that nothing else is recorded of."""
+    world_.groups.passed(world_.outcome())
+    world_.table.keep("never-made", "")  # killed between the record and mkdir
+    again = world_.restarted()
+    again.catch_up(["pod"])
+    assert world_.table.all() == [("pod", "")]
+    again.catch_up([])
+    assert (world_.table.all(), world_.tree.members(POD)) == ([], set())
 
 
 def test_what_is_used_is_summed_over_caches(world_: World) -> None:
