@@ -210,14 +210,6 @@ def parse_interrupts(data: bytes, cpus: Collection[int]) -> dict[int, Counts]:
     return dict(found)
 
 
-def parse_rows(data: bytes) -> tuple[InterruptRow, ...]:
-    """Return the numbered interrupts in the file's order; raises ParseError."""
-    check_size(data, MAX_TEXT, "/proc/interrupts")
-    head, *lines = data.split(b"\n")
-    places = parse_columns(head)
-    return tuple(parse_row(line, places) for line in lines if is_numbered(line))
-
-
 def parse_columns(head: bytes) -> dict[int, int]:
     """Return the column of each pCPU that has one: those online; raises ParseError."""
     return {cpu: place for place, cpu in enumerate(_columns(head, "/proc/interrupts"))}

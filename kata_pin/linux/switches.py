@@ -297,17 +297,6 @@ class SwitchRecorder:
         )
 
 
-def record_switches(
-    root: HostRoot, cpus: CpuSet, seconds: float, *, ring_bytes: int = RING_BYTES
-) -> Measured:
-    """Record the switches of some pCPUs for so long; raises HostError as SwitchRecorder does."""
-    with SwitchRecorder(root, cpus, seconds, ring_bytes=ring_bytes) as recorder:
-        while recorder.left_s > 0:
-            recorder.wait()
-            recorder.drain()
-        return recorder.end()
-
-
 def refused(cpus: str, error: OSError) -> HostError:
     """Return the error of pCPUs whose switches the kernel does not let us record."""
     hint = (

@@ -295,8 +295,8 @@ class Lack(Struct, frozen=True):
 class VmRemedy(Struct, frozen=True):
     """One remedy: `fits` says where it works, `text` what to do, `content` what its drop-in says.
 
-    `path` is the file to write. `others`: what it changes for other pods. `upstream`: what its
-    projects say of it. `seen`: on what it was tried.
+    `path` is the file to write. `others`: what it changes for other pods. `seen`: on what it was
+    tried.
     """
 
     name: str
@@ -305,7 +305,6 @@ class VmRemedy(Struct, frozen=True):
     path: str
     content: Callable[[Lack], str]
     others: str
-    upstream: str
     seen: str
 
 
@@ -353,7 +352,6 @@ REMEDIES: Final = (
         path=DROP_IN,
         content=_raised_drop_in,
         others="every VM of the handler gets as many vCPUs more",
-        upstream="a documented setting; an annotation of a pod can set it where it is allowed",
         seen="Go runtime 1.13 to 4.1, QEMU",
     ),
     VmRemedy(
@@ -366,7 +364,6 @@ REMEDIES: Final = (
         path=DROP_IN,
         content=lambda _: "[hypervisor.qemu.factory]\nenable_template = false\n",
         others="every VM of the handler boots, which takes longer and shares no memory",
-        upstream="a documented setting, off by default",
         seen="runtime-rs' sources of 4.1.0; not tried",
     ),
     VmRemedy(
@@ -376,7 +373,6 @@ REMEDIES: Final = (
         path=DROP_IN,
         content=lambda lack: class_drop_in(lack.exclusive),
         others="none: only pods of the class have it, each as many vCPUs more than its limits say",
-        upstream="overhead_vcpus is documented as the guest's own share, set by class",
         seen="runtime-rs 4.1.0, QEMU, containerd: 3 vCPUs for 2 exclusive CPUs, updates work",
     ),
     VmRemedy(
@@ -386,7 +382,6 @@ REMEDIES: Final = (
         path="the kubelet's configuration",
         content=lambda _: "featureGates: {DisableCPUQuotaWithExclusiveCPUs: false}\n",
         others="every pod with exclusive CPUs of the node is throttled at its limit again",
-        upstream="the gate is locked to on in Kubernetes 1.37",
         seen="runtime-rs 4.1.0, QEMU, containerd: 3 vCPUs for 2 exclusive CPUs",
     ),
 )

@@ -23,12 +23,13 @@ from kata_pin.base.sandbox import ThreadKey
 from kata_pin.engine.node import PcpuOwners, Watched
 from kata_pin.linux.files import HOST
 from kata_pin.linux.recording import RING_BYTES
-from kata_pin.linux.switches import SwitchRecorder, record_switches
+from kata_pin.linux.switches import SwitchRecorder
 from kata_pin.linux.tasks import starttime
 from kata_pin.options.isolation.watch import Watch
 from kata_pin.records.history import NodeEvents
 from tests.bench.figures import MS, Row, Samples
 from tests.bench.node import BenchNode
+from tests.support.switches import record_switches
 
 RATE = 20_000
 READER_PERCENT = 10.0

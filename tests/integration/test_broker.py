@@ -23,7 +23,6 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.settings import MemoryMode
 from kata_pin.linux.files import HOST, HostRoot
-from kata_pin.linux.switches import record_switches
 from kata_pin.linux.tasks import list_inodes, starttime
 from kata_pin.rights.broker import threads
 from kata_pin.rights.broker.protocol import ANSWER, MAX_MESSAGE, AffinityChange, Settings
@@ -31,6 +30,7 @@ from kata_pin.rights.broker.threads import ThreadCall
 from kata_pin.rights.client import BrokerCalls, BrokerGone
 from kata_pin.service.privileges import Broker, brokered
 from tests.support.specimen import specimen, two_cpus
+from tests.support.switches import record_switches
 from tests.support.waiting import wait_for
 
 PYTHON = os.path.realpath(sys.executable)

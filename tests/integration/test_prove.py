@@ -24,7 +24,7 @@ from kata_pin.linux.counters import task_runs
 from kata_pin.linux.files import HOST
 from kata_pin.linux.interrupts import parse_interrupts
 from kata_pin.linux.recording import Asked, measure
-from kata_pin.linux.switches import SwitchRecorder, record_switches
+from kata_pin.linux.switches import SwitchRecorder
 from kata_pin.linux.tracepoints import InterruptRecorder
 from kata_pin.placement.owners import Known, Owner
 from kata_pin.placement.proof import judge
@@ -32,6 +32,7 @@ from tests.support.alone import left_alone
 from tests.support.daemon import PROGRAM, Json, Node
 from tests.support.intruder import Busy, last_cpu
 from tests.support.qemu import Accelerator, Machine, accelerator, busy_machine
+from tests.support.switches import record_switches
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.alone, pytest.mark.root]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError
 from kata_pin.linux.files import HOST
-from kata_pin.linux.switches import record_switches
+from tests.support.switches import record_switches
 
 
 @contextmanager

@@ -192,9 +192,9 @@ def json_value(data: bytes) -> object:
 def run_interrupt_rows(data: bytes) -> object:
     """Read the rows, and each row again as the newer line of the one before it."""
     head, *lines = data.split(b"\n")
-    rows = interrupts.parse_rows(data)
     columns = interrupts.parse_columns(head)
     numbered = [line for line in lines if interrupts.is_numbered(line)]
+    rows = [interrupts.parse_row(line, columns) for line in numbered]
     for before, line in pairwise(numbered):
         row = interrupts.recounted(interrupts.parse_row(before, columns), before, line)
         if row is not None and isinstance(row.counts, RowCounts):

@@ -347,7 +347,7 @@ TARGETS: Final[dict[str, Target]] = {
     "interrupts": _kernel(interrupts.parse_interrupts, "interrupts", b"CPU1 ", b"LOC:"),
     "interrupt-rows": Target(
         runs.run_interrupt_rows,
-        _named("linux.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered")
+        _named("linux.interrupts", "parse_row", "parse_columns", "is_numbered")
         + _named("linux.interrupts", "recounted"),
         lambda: s.kernel_texts("interrupts"),
         (b"CPU1 ", b"  IO-APIC   1-edge  ", b"\n 24:", b"18446744073709551615"),

@@ -6,7 +6,14 @@ import pytest
 
 from kata_pin.base.counters import InterruptKind
 from kata_pin.base.errors import ParseError
-from kata_pin.linux.interrupts import parse_interrupts, parse_rows, parse_softirqs
+from kata_pin.linux.interrupts import (
+    InterruptRow,
+    is_numbered,
+    parse_columns,
+    parse_interrupts,
+    parse_row,
+    parse_softirqs,
+)
 from tests.support.recordings import DATA
 
 KERNEL = DATA / "kernel"
@@ -82,6 +89,13 @@ ROWS = (
     b"NMI:          0          0   Non-maskable interrupts\n"
     b"ERR:          0\n"
 )
+
+
+def parse_rows(data: bytes) -> list[InterruptRow]:
+    """Return the numbered interrupts in the file's order."""
+    head, *lines = data.split(b"\n")
+    columns = parse_columns(head)
+    return [parse_row(line, columns) for line in lines if is_numbered(line)]
 
 
 def test_numbered_rows() -> None:
