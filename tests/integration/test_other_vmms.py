@@ -238,7 +238,10 @@ def test_found_and_pinned(
         wait_for(pinned, "pins")
         shown = _sandbox(node)
         assert (shown["vmm"]["kind"], shown["vmm"]["pid"]) == (vmm.kind, vmm.pid)
-        threads = {one["comm"]: one for one in shown["threads"] if one["tgid"] == vmm.pid}
+        rows = [one for one in shown["threads"] if one["tgid"] == vmm.pid]
+        tasks = {int(tid) for tid in os.listdir(f"/proc/{vmm.pid}/task")}
+        assert {one["tid"] for one in rows} == tasks, "each thread has a role, and a row has one"
+        threads = {one["comm"]: one for one in rows}
         for name, index in vmm.indexes.items():
             assert (threads[name]["role"], threads[name]["vcpu"]) == ("vcpu", index), name
             assert threads[name]["source"] == "debugfs", name
