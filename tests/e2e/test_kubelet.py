@@ -4,6 +4,10 @@ Run by hand, `scripts/lab test trixie-kvm --with-kubelet -- tests/e2e/test_kubel
 kubelet for all tests, which build on each other in this order; then all again with the systemd
 cgroup driver (`-k systemd` for these alone). Audits are off: events alone do it.
 
+With the systemd driver the kubelet kills containers of minikata every few seconds, as it did with
+real Kata 3.32: nothing of Kata runs in the slice that it made for the pod. Tests that need
+containers to go on running skip then.
+
 Out of scope: in-place resize, which needs an API server (tests/cluster/test_resize.py).
 """
 
@@ -51,6 +55,7 @@ class Stage:
     kubelet: RealKubelet
     watch: KubeletWatch
     tell: Tell
+    driver: str
 
     def wait_running(self, pod: str) -> None:
         """Wait until a pod's container runs."""
@@ -134,10 +139,17 @@ def stage(
             with kubelet:
                 kubelet.wait_serving()
                 tell("the kubelet serves")
-                yield Stage(node, unit, kubelet, watch, tell)
+                yield Stage(node, unit, kubelet, watch, tell, request.param)
         finally:
             tell(f"{watch.looks} looks, {len(watch.samples)} different samples")
             containerd.pods.extend(watch.sandboxes)
+
+
+@pytest.fixture
+def lasting(stage: Stage) -> None:
+    """Skip where the kubelet does not let containers run on."""
+    if stage.driver == "systemd":
+        pytest.skip("with the systemd cgroup driver the kubelet kills Kata's containers")
 
 
 def test_an_exclusive_and_a_shared_vm(stage: Stage) -> None:
@@ -157,6 +169,7 @@ def test_our_own_allocator_stands_aside(stage: Stage) -> None:
     assert [stage.kubelet.restarts(pod) for pod in ("a", "s")] == [0, 0]
 
 
+@pytest.mark.usefixtures("lasting")
 def test_a_new_exclusive_pod_has_its_cpus_at_once(stage: Stage) -> None:
     """All others leave them before the kubelet writes any cpuset.
 
@@ -201,6 +214,7 @@ def _report(stage: Stage, samples: Sequence[Sample]) -> None:
         stage.tell(f"{len(of_pod)} threads of {pod} were seen on others' CPUs, {longest:.1f} s")
 
 
+@pytest.mark.usefixtures("lasting")
 def test_restarts_change_nothing(stage: Stage) -> None:
     """kata-pin's daemon and the kubelet are killed and come back: no thread's mask changes."""
     stage.wait_settled("a", "b", "s")
@@ -234,6 +248,7 @@ def _moved(samples: Sequence[Sample], *pods: str) -> list[str]:
     return sorted(lines)
 
 
+@pytest.mark.usefixtures("lasting")
 def test_a_pod_that_keeps_failing(stage: Stage) -> None:
     """Its command does not exist: each try has the same CPUs, and moves nobody."""
     stage.kubelet.add("f", cpus=2, command=["/nothing"])
@@ -250,6 +265,7 @@ def test_a_pod_that_keeps_failing(stage: Stage) -> None:
     assert [one.trespassers() for one in samples if one.trespassers()] == []
 
 
+@pytest.mark.usefixtures("lasting")
 def test_what_a_pod_had_is_shared_when_it_has_ended(stage: Stage) -> None:
     """Two pods are removed: their CPUs are in the default set, shared threads use them again."""
     gone = stage.held("b") | stage.held("f")
