@@ -10,8 +10,8 @@ from kata_pin.base.counters import KvmCounts, MeasuredExits
 from kata_pin.base.errors import HostError
 from kata_pin.linux import counters
 from kata_pin.linux.counters import kvm_counts
-from kata_pin.linux.exits import LONG_EXIT_NS, MOST_VCPUS, ExitTimes, exit_names
 from kata_pin.linux.files import HostRoot
+from kata_pin.linux.recording import LONG_EXIT_NS, MOST_VCPUS, ExitTimes, exit_names
 from tests.support.hosttree import grow
 
 FORMAT = """name: kvm_exit
