@@ -21,9 +21,8 @@ from kata_pin.options.allocation.coordinator import Coordinator
 from kata_pin.options.allocation.grants import AllocStore, PendingPasses
 from kata_pin.options.allocation.ledger import RetryState
 from kata_pin.options.allocation.nri_decider import LAST, plugin_index
-from kata_pin.options.allocation.option import METRICS, make_allocator
+from kata_pin.options.allocation.option import METRICS, allocation_report, make_allocator
 from kata_pin.options.allocation.push import Pusher
-from kata_pin.options.allocation.report import allocation_report
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
 from kata_pin.service import offline

@@ -24,7 +24,7 @@ from kata_pin.base.sandbox import Container
 from kata_pin.base.values import CpuClass
 from kata_pin.engine.node import NodeWatch
 from kata_pin.linux.files import HOST, HostRoot
-from kata_pin.options.allocation import report
+from kata_pin.options.allocation import option
 from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import AllocStore
@@ -189,7 +189,7 @@ def test_a_running_container_keeps_what_it_has(world: World, bad: Method) -> Non
     world.allocator.reconcile([RunningContainer(request("db", "exclusive", cpus=2), cpus("1"))])
     assert world.allocator.state == before
     found = Container("c-new", "s-new", pod_name="new", pod_namespace="shop", pod_uid="uid-new")
-    assert report.view(world.allocator, (found,)).containers[0].cpus == before.shared
+    assert option.view(world.allocator, (found,)).containers[0].cpus == before.shared
     assert world.complaints
 
 

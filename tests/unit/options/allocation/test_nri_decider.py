@@ -23,7 +23,7 @@ from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.follow.reports import NOTHING, NriIntake
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.process import ProcessIndex
-from kata_pin.options.allocation import adjustments, report
+from kata_pin.options.allocation import adjustments, option
 from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.grants import PendingPasses
 from kata_pin.options.allocation.nri_decider import OTHERS, NriDecider
@@ -258,7 +258,7 @@ def test_a_record_before_synchronize(world: World) -> None:
         pod_uid="uid-db", quota_us=100_000, period_us=100_000, shares=1024, name="app",
     )  # fmt: skip
     world.registry.adopt(record)
-    report.view(world.allocator, (record,))
+    option.view(world.allocator, (record,))
     assert world.allocator.state.exclusive == CpuSet()
     world.kata = {"db"}
     world.decider.adopt(Snapshot((_pod("db", "exclusive"),), (_app("db", 1),)))
@@ -291,7 +291,7 @@ def test_synchronize_leaves_other_runtimes_sandboxes(world: World) -> None:
     )  # fmt: skip
     world.registry.adopt(record)
     world.allocator.set_orders({"shop/x": CpuClass.EXCLUSIVE})
-    report.view(world.allocator, (record,))
+    option.view(world.allocator, (record,))
     had = world.allocator.state.exclusive
     assert len(had) == 1
     world.decider.adopt(Snapshot((_pod("web", kata=False),), (_app("web"),)))
