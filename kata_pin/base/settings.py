@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -60,6 +61,11 @@ class MemoryMode(StrEnum):
 
     REPORT = "report"
     MIGRATE = "migrate"
+
+
+REMOTE_PERCENT: Final = 10.0
+"""Share of remote memory from which on it is worth a warning and a move: each such access takes up
+to twice as long."""
 
 
 class QuietPods(StrEnum):

@@ -65,7 +65,7 @@ OPTIONS: Final = (
     ),
     Option(
         "caches",
-        "kata_pin.options.caches.option",
+        "kata_pin.options.caches.keeper",
         lambda config: config.resctrl.enabled,
         "cache_groups",
     ),
@@ -77,7 +77,7 @@ OPTIONS: Final = (
     ),
     Option(
         "memory",
-        "kata_pin.options.memory.option",
+        "kata_pin.options.memory.keeper",
         lambda config: config.memory is MemoryMode.MIGRATE,
         doctor="kata_pin.options.memory.report:prerequisites",
     ),
@@ -90,7 +90,7 @@ OPTIONS: Final = (
     ),
     Option(
         "isolation",
-        "kata_pin.options.isolation.option",
+        "kata_pin.options.isolation.watch",
         lambda config: config.isolation.watch,
     ),
 )

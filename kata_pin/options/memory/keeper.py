@@ -1,7 +1,4 @@
-"""Moves memory of VMs to the NUMA nodes of their vCPUs (`memory: migrate`).
-
-Which memory should move, where to, and when that ends is decided by pure functions.
-"""
+"""Memory that moves to the NUMA nodes of its vCPUs (`memory: migrate`)."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from errno import EACCES, EBUSY, EFAULT, ENODEV, ENOENT, ENOMEM, EPERM
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,8 +25,9 @@ from kata_pin.base.documents.state import Memory
 from kata_pin.base.errors import KataPinError, ParseError, reason_of
 from kata_pin.base.placement import RELEASED, Note, PassOutcome, Placement
 from kata_pin.base.sandbox import Container, ProcessKey, Thread
-from kata_pin.base.settings import MemoryMode
+from kata_pin.base.settings import REMOTE_PERCENT, MemoryMode
 from kata_pin.base.values import NoteLevel, Provenance, ThreadRole
+from kata_pin.engine.counters import MetricRow, Shown, readings
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux.files import HostRoot
@@ -37,19 +35,17 @@ from kata_pin.linux.memory import allowed_nodes, free_memory, mappings, nodes_wi
 from kata_pin.linux.process import is_alive
 from kata_pin.records.history import NodeEvents
 from kata_pin.rights.broker.pages import MAX_PAGES, PageWindow
+from kata_pin.service.options import Core, Running
 
 log = logging.getLogger(__name__)
 
 
-# Which memory of a VMM should move to its vCPUs' NUMA nodes, where to, and when that ends.
+# Which memory of a VMM should move to its vCPUs' NUMA nodes, where to, and when that ends: decided
+# by pure functions.
 #
 # Only memory that a guest may have is moved: anonymous memory, memfd, /dev/shm and huge pages.
 # Files such as libraries and Kata's image belong to every process that maps them. Where the VMM
 # itself bound memory (numa(7): bind, interleave), its nodes were chosen, so that stays.
-
-REMOTE_PERCENT: Final = 10.0
-"""Share of remote memory from which on it is worth a warning and a move: each such access takes up
-to twice as long."""
 
 NEGLIGIBLE_PERCENT: Final = 1.0
 """Share of remote memory that may be left by a move without a word."""
@@ -538,3 +534,39 @@ class MemoryMover:
 
 def _mib(number: int) -> str:
     return f"{math.ceil(number / MIB)} MiB"
+
+
+class MovingMemory(MemoryMover, Running):
+    """The option at work; it restores nothing."""
+
+    def tasks(self) -> Iterator[Coroutine[object, object, None]]:
+        """Yield what moves memory."""
+        yield self.run()
+
+    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
+        """Return where the memory of a sandbox is."""
+        return {"memory": self.seen(sandbox_id)}
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return how much was moved, and how much stays elsewhere."""
+        return readings(METRICS, self) if self.migrates else ()
+
+
+METRICS: Final[tuple[MetricRow[MemoryMover], ...]] = (
+    MetricRow(
+        "kata_pin_memory_moved_bytes_total",
+        "Memory moved to the NUMA nodes of vCPUs.",
+        lambda mover: mover.moved_bytes,
+    ),
+    MetricRow(
+        "kata_pin_memory_remote_bytes",
+        "Memory of sandboxes that was on other NUMA nodes than their vCPUs when last examined.",
+        lambda mover: mover.remote_bytes,
+    ),
+)
+
+
+def start(core: Core) -> MovingMemory:
+    """Return the option at work."""
+    containers = core.registry.containers
+    return MovingMemory(core.root, core.live, core.node, core.sandboxes, containers, core.events)

@@ -13,7 +13,7 @@ from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.measured import MemoryDocument, MemorySource, NodeMemory, SandboxMemory
 from kata_pin.base.documents.state import Row, Sandbox, State
 from kata_pin.base.errors import ParseError, reason_of
-from kata_pin.base.settings import MemoryMode
+from kata_pin.base.settings import REMOTE_PERCENT, MemoryMode
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragraph, styled, table
 from kata_pin.cli.reports import words
@@ -21,7 +21,6 @@ from kata_pin.cli.reports.pcpus import parse
 from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.memory import MAX_MAPS, nodes_with_memory, parse_numa_maps, probe_moves
-from kata_pin.options.memory.keeper import REMOTE_PERCENT
 
 if TYPE_CHECKING:
     from kata_pin.cli.doctor.node import Examined
