@@ -72,7 +72,7 @@ class Guest(Struct, frozen=True):
 # The settings of metrics: the section `metrics`.
 #
 # An address that is not a loopback one is refused: metrics name the node's CPUs and, by setting,
-# its pods, and the daemon runs as root. Serving is service/scrape.py.
+# its pods, and the daemon runs as root. Serving is service/assembly.py.
 
 _PLACE: Final = r"(\[[0-9a-fA-F:.]{1,45}\]|[^:\[\]]{1,253}):([0-9]{1,5})"
 _LOOPBACK: Final = r"127(\.(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])){3}"

@@ -14,8 +14,8 @@ import pytest
 from kata_pin.base.config.tree import Endpoint, EndpointKind
 from kata_pin.peers import http
 from kata_pin.peers.http import MAX_HEAD
-from kata_pin.service import scrape
-from kata_pin.service.scrape import MAX_CLIENTS, MetricsServer
+from kata_pin.service import assembly
+from kata_pin.service.assembly import MAX_CLIENTS, MetricsServer
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -190,7 +190,7 @@ async def test_a_port_that_is_taken_is_tried_again(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon goes on, says what is wrong, and serves once the port is free."""
-    monkeypatch.setattr(scrape, "RETRY_S", 0.01)
+    monkeypatch.setattr(assembly, "RETRY_S", 0.01)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
