@@ -15,7 +15,7 @@ from kata_pin.base.documents.measured import (
     VcpuLatency,
 )
 from kata_pin.base.values import Method
-from kata_pin.cli.reports import guest_latency, prove
+from kata_pin.cli.reports import prove
 from kata_pin.cli.reports.prove import ProofRequest
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.recording import Asked, Progress
@@ -80,7 +80,7 @@ def test_a_vcpu_without_a_pcpu_for_itself_is_told_apart() -> None:
     found = felt()
     found = replace(found, times={**found.times, 4103: found.times[4101]})
     shown = replace(state, sandboxes=(first, second))
-    (row, *_) = guest_latency.latencies(shown, found, proved().pcpus, 10.0)
+    (row, *_) = prove.latencies(shown, found, proved().pcpus, 10.0)
     assert row.vcpus[2] == VcpuLatency(
         *("vcpu 2", 4103, None, "0-3", "", 7000, 1546), *(None,) * 5, (), ()
     )
@@ -89,7 +89,7 @@ def test_a_vcpu_without_a_pcpu_for_itself_is_told_apart() -> None:
 def test_what_was_not_measured_has_a_reason() -> None:
     """Without perf, and of an emulated VM."""
     found = replace(measured(), method=Method.HIST, no_exits="the method does not have them")
-    (row, *_) = guest_latency.latencies(owned(), found, proved().pcpus, 10.0)
+    (row, *_) = prove.latencies(owned(), found, proved().pcpus, 10.0)
     assert row.problems == (
         "exits unknown: the method does not have them",
         "halt polling unknown: the VM is gone",
@@ -98,8 +98,8 @@ def test_what_was_not_measured_has_a_reason() -> None:
     state = owned()
     emulated = replace(state.sandboxes[0], vmm=docs.vmm(kvm=False))
     state = replace(state, sandboxes=(emulated, *state.sandboxes[1:]))
-    assert guest_latency.vms(state, {emulated.id}) == ()
-    (row, *_) = guest_latency.latencies(state, found, proved().pcpus, 10.0)
+    assert prove.vms(state, {emulated.id}) == ()
+    (row, *_) = prove.latencies(state, found, proved().pcpus, 10.0)
     assert row.problems == ("exits and halt polling unknown: the VM is emulated, without KVM",)
 
 
