@@ -90,7 +90,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "uninstall": ("cli.commands.install:uninstall", _UNINSTALL),
     "kata-class": (
-        "cli.commands.install:kata_class",
+        "cli.commands.kata_class:kata_class",
         "Print a RuntimeClass for pods with N exclusive CPUs, and the node's files that it needs.",
     ),
     "completion": ("cli.commands.daemon:completion", "Print a shell's completion script."),
