@@ -58,6 +58,9 @@ QEMU = _own_path()
 KVM_CPUS = ("host", "host,-arch-capabilities")
 """The -cpu models to try, in order: a nested KVM may offer an MSR that it then refuses to set."""
 
+KVM_S = 30.0
+"""How long a vCPU may take to enter KVM. Too short, a busy machine counts as one without KVM."""
+
 
 class Accelerator(StrEnum):
     """What runs the guest's instructions."""
@@ -164,7 +167,7 @@ def _kvm_runs(model: str) -> bool:
     quiet = subprocess.DEVNULL
     with subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet) as vm:
         try:
-            wait_for(lambda: vm.poll() is not None or _enters_kvm_run(vm.pid), "vCPU", 3.0)
+            wait_for(lambda: vm.poll() is not None or _enters_kvm_run(vm.pid), "vCPU", KVM_S)
         except TimeoutError:
             return False
         else:
