@@ -109,7 +109,8 @@ def test_what_had_no_room_or_was_offline_is_a_problem(tmp_path: Path) -> None:
 def test_counters_before_and_after(tmp_path: Path) -> None:
     """Those of the threads, and of the pCPU where that is asked for."""
     root, progress = tree(tmp_path), list[float]()
-    found = count_others(root, CpuSet([2]), 0.01, [(7, 7), (8, 8)], progress.append, by_cpu=True)
+    found = count_others(root, CpuSet([2]), 0.5, [(7, 7), (8, 8)], progress.append, by_cpu=True)
+    assert progress == sorted(progress)
     assert progress[-1] == 1
     assert found.times == {7: (TaskRun(100, 5, 1), TaskRun(100, 5, 1))}
     assert found.cpu_runs == {2: (CpuRun(777, 5, 12), CpuRun(777, 5, 12))}
