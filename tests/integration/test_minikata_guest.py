@@ -64,6 +64,9 @@ def test_python_is_whole(tmp_path: Path) -> None:
         else:
             target.write_bytes(data)
             target.chmod(0o755)
+    (tmp_path / "lib").mkdir()
+    for name, path in build.libraries(Path("/"), [Path("/", build.PYTHON).resolve()]).items():
+        shutil.copyfile(path, tmp_path / "lib" / name)
     shutil.copyfile(build.HERE / "agent.py", tmp_path / "agent.py")
     code = "import agent; print(len(agent.Message(agent.text(1, 'x')).text(1)))"
     program = f"import sys; sys.path.insert(0, '/'); {code}"
