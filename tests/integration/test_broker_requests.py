@@ -127,6 +127,6 @@ def test_a_birth_asks_about_the_born_thread_alone(daemon: Counted, machine: Mach
         first, *asked = daemon.taken()
         assert first == "affinities"
         assert asked.count("affinities") == 1
-        assert 0 < asked.count("system-calls") <= 3 * len(sandboxes.YOUNG_S)
+        assert 0 < asked.count("system-calls") <= 5 * len(sandboxes.YOUNG_S)
         assert set(asked) <= {"affinities", "system-calls", "sandbox-state-go"}
         assert asked.count("sandbox-state-go") <= 1, "for the guest, once the pins stand"
