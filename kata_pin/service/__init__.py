@@ -3,5 +3,5 @@
     app -> assembly -> compose (what commands without a daemon use too, offline.py)
     control.sock, status.sock -> commands -> documents
 
-assembly.py still builds the options by name; tests/repo/test_layers.py lists what is left.
+Options are rows of a table (options.py): what a node has not switched on is not imported.
 """

@@ -49,7 +49,7 @@ from kata_pin.service.sandbox_document import (
     vcpu_reports,
 )
 
-# The documents that the daemon answers with (model/reports), but for single sandboxes.
+# The documents that the daemon answers with (base/documents), but for single sandboxes.
 #
 # The command line makes them itself when the daemon is down (D19).
 

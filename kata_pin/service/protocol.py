@@ -11,7 +11,7 @@ from kata_pin.base.documents.document import VERSION as DOCUMENT_VERSION
 from kata_pin.base.errors import DaemonError, RemoteProtocolError
 from kata_pin.service.exchange import exchange
 
-# Encoding and decoding of report documents (model/reports) as JSON.
+# Encoding and decoding of report documents (base/documents) as JSON.
 #
 # Documents are read from this program's own daemon only: their size is bounded before
 # (protocol.py), and a document that does not fit its classes is a RemoteProtocolError.

@@ -1,4 +1,4 @@
-"""One sandbox and its guest as the state document shows them (model/reports/{sandbox,guest}.py).
+"""One sandbox and its guest as the state document shows them (base/documents/state.py).
 
 Made by the daemon, or by the command line itself when the daemon is down (D19).
 """
