@@ -151,8 +151,10 @@ async def test_who_may_not(server: Server) -> None:
 async def test_a_field_that_the_definition_lacks(server: Server) -> None:
     """The words of the refusal tell it from other failures."""
     server.plays(apidouble.UNDECLARED)
-    whole = {"apiVersion": values.GROUP, "kind": values.KIND, "status": {"nope": 1}}
-    path = "/apis/kata-pin.io/v1alpha1/nodeplacements/n1/status?fieldManager=kata-pin"
+    kind = {"apiVersion": values.GROUP, "kind": values.KIND}
+    server.has({**kind, "metadata": {"name": "n2"}}, "kubectl")  # n1 has an owner that is no Node
+    whole = {**kind, "status": {"nope": 1}}
+    path = "/apis/kata-pin.io/v1alpha1/nodeplacements/n2/status?fieldManager=kata-pin"
     with pytest.raises(ApiRefused) as caught:
         await server.api._write("PATCH", path, json.dumps(whole).encode(), APPLY)
     assert caught.value.status == 500
