@@ -118,7 +118,8 @@ def test_interpreter_that_a_first_line_can_not_hold(python: str) -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_installed_hook_runs(tmp_path: Path, *, same: bool) -> None:
     """The installed file runs by its own first line, also under another version of Python."""
-    NodeFiles(str(tmp_path)).install(node_files(choose()))
+    choices = Choices(program=PROGRAM, python=os.path.realpath(sys.executable))
+    NodeFiles(str(tmp_path)).install(node_files(choices))
     program = Path(f"{tmp_path}{HOOK_PATH}")
     text, code = program.read_text(), re.compile(r'(?<=^CODE = ")\w+', re.MULTILINE)
     if same:  # its source is not needed
