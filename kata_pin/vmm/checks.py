@@ -20,9 +20,9 @@ from msgspec import Struct
 from kata_pin.base.errors import HostError, KataPinError, NotRead, ParseError, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.values import ThreadRole
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import MAX_CMDLINE, ExeFile, parse_cmdline, parse_exe, status_field
 from kata_pin.vmm.kinds import BUILTIN, VmmKind, kind_of, kinds_for
-from kata_pin.vmm.state_files import HostPaths
 
 # Checks of what may be a sandbox's VMM or shim, by what the kernel shows of it (D5, D24).
 #
@@ -51,7 +51,7 @@ class Status(NamedTuple):
     levels: int
 
 
-def read_status(root: HostPaths, pid: int) -> Status:
+def read_status(root: HostRoot, pid: int) -> Status:
     """Return the status of a process or thread; what cannot be read is the tid, none and 1."""
     data = _read(root.proc(pid, "status"))
     tgid = status_field(data, "Tgid") or ""
@@ -78,7 +78,7 @@ def started_by(process: Process, stamp_ns: int) -> bool:
     return not stamp_ns or process.key.starttime <= stamp_ns * _TICKS // 10**9 + 1
 
 
-def thread_group(root: HostPaths, tid: int) -> int:
+def thread_group(root: HostRoot, tid: int) -> int:
     """Return the process that a tid belongs to, the tid itself when that cannot be read.
 
     Hooks of Dragonball, and poststart hooks of the Go runtime, report a thread of the shim.
@@ -86,7 +86,7 @@ def thread_group(root: HostPaths, tid: int) -> int:
     return read_status(root, tid).tgid
 
 
-def check_namespaces(root: HostPaths, pid: int, status: Status) -> None:
+def check_namespaces(root: HostRoot, pid: int, status: Status) -> None:
     """Refuse a process of a nested pid or user namespace: shims start VMMs in the host's.
 
     Who makes a user namespace may mount anything there, so that the path of an executable, and that
@@ -99,11 +99,11 @@ def check_namespaces(root: HostPaths, pid: int, status: Status) -> None:
 
 
 @lru_cache(maxsize=1)
-def _own_users(root: HostPaths) -> bytes:
+def _own_users(root: HostRoot) -> bytes:
     return _read(root.proc("self", "uid_map"))
 
 
-def is_roots(root: HostPaths, status: Status) -> bool:
+def is_roots(root: HostRoot, status: Status) -> bool:
     """Whether a process is root's by every uid: not one that a setuid program started.
 
     In a captured tree without a status file it counts as root's.
@@ -111,7 +111,7 @@ def is_roots(root: HostPaths, status: Status) -> bool:
     return all(uid == 0 for uid in status.uids) and (bool(status.uids) or not root.live)
 
 
-def check_runs_vm(root: HostPaths, pid: int, kind: VmmKind) -> None:
+def check_runs_vm(root: HostRoot, pid: int, kind: VmmKind) -> None:
     """Refuse a shim without vCPU threads: Go's shims have the same command line."""
     try:
         tids = os.listdir(root.proc(pid, "task"))
@@ -165,7 +165,7 @@ class Allowlist:
     """
 
     def __init__(
-        self, root: HostPaths, executables: Iterable[str], *, setting: str = "hypervisors"
+        self, root: HostRoot, executables: Iterable[str], *, setting: str = "hypervisors"
     ) -> None:
         self._root = root
         self._paths = tuple(executables)
@@ -242,7 +242,7 @@ class Allowlist:
 class VmmAllowlist(Allowlist):
     """The executables of VMMs, and which kind each one is."""
 
-    def __init__(self, root: HostPaths, executables: Iterable[str]) -> None:
+    def __init__(self, root: HostRoot, executables: Iterable[str]) -> None:
         super().__init__(root, executables)
         self.kinds = kinds_for(self._paths)
 
@@ -332,7 +332,7 @@ class SlowFacts:
 
     def __init__(
         self,
-        root: HostPaths,
+        root: HostRoot,
         read_process: Callable[[int], Process],
         on_hung: Callable[[Process], None] = lambda _: None,
     ) -> None:

@@ -25,6 +25,7 @@ from kata_pin.base.errors import HostError, NotRead, ParseError, VmmError
 from kata_pin.base.sandbox import Process, ProcessKey, ThreadKey, Vmm
 from kata_pin.base.steps import Steps, finish
 from kata_pin.base.values import KataRuntime, RoleSource, ThreadRole
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker
 from kata_pin.peers.vmm_cmdline import names_sandbox
 from kata_pin.vmm import checks
@@ -42,7 +43,6 @@ from kata_pin.vmm.claims import (
 from kata_pin.vmm.kinds import KvmIds, VmmKind
 from kata_pin.vmm.state_files import (
     HostAccess,
-    HostPaths,
     KataPaths,
     factory_vms,
     ids_of,
@@ -452,7 +452,7 @@ def find_helpers(
     return tuple(found[key] for key in sorted(found))
 
 
-def served_by(root: HostPaths, comm: str) -> int | None:
+def served_by(root: HostRoot, comm: str) -> int | None:
     """Return the process that a kernel thread of this name works for, None for other names."""
     worker = kernel_worker(comm)
     return None if worker is None else checks.thread_group(root, worker.owner)

@@ -1,8 +1,8 @@
 """What kata-pin knows of each VMM: one row per program. Nothing else branches on which VMM it is.
 
-Another package adds a VMM by an entry point of the group `kata_pin.vmms` that loads a VmmKind, for
-instance a Row. It is loaded only where an executable is configured (in `hypervisors`, or in Kata's
-configuration) that no row here fits.
+Another package adds a VMM by an entry point of the group `kata_pin.vmms` that loads a VmmKind, or
+what has the same attributes. It is loaded only where an executable is configured (in `hypervisors`,
+or in Kata's configuration) that no row here fits.
 
 vhost workers need no column: the kernel names them after the thread that called
 VHOST_SET_OWNER. That is QEMU's main thread but a vCPU thread of Dragonball's, so any thread of the
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -57,47 +57,6 @@ class KvmIds(Enum):
     """APIC ids of a topology that the command line does not show: no index follows from them."""
 
 
-class VmmKind(Protocol):
-    """One VMM program, as everything outside this module sees it."""
-
-    @property
-    def name(self) -> str:
-        """Its name in documents and logs."""
-
-    @property
-    def executables(self) -> Sequence[str]:
-        """Patterns (fnmatch) of its executable's file name."""
-
-    @property
-    def in_shim(self) -> bool:
-        """Whether it is a library inside Kata's shim and not a process of its own."""
-
-    @property
-    def jailed(self) -> bool:
-        """Whether Kata may run it in a jail (claims.py)."""
-
-    @property
-    def kvm_ids(self) -> KvmIds:
-        """What KVM's vCPU ids are on x86."""
-
-    @property
-    def qmp(self) -> bool:
-        """Whether it can be asked over QMP."""
-
-    @property
-    def in_order(self) -> bool:
-        """Whether it creates its threads in the order that roles.py knows."""
-
-    def read(self, argv: Sequence[str], /) -> VmmCommand:
-        """Return what the command line contains; ParseError for an absurd one."""
-
-    def read_name(self, argv: Sequence[str], /) -> VmmCommand:
-        """Return only which sandbox it names: all that is read of a process not yet accepted."""
-
-    def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
-        """Return what a thread's name shows; `iothreads` are the ids on the command line."""
-
-
 class ThreadName(NamedTuple):
     """A scheme of thread names: group 1 is a vCPU's index or an iothread's id."""
 
@@ -105,10 +64,15 @@ class ThreadName(NamedTuple):
     role: ThreadRole
 
 
-class Row(Struct, frozen=True):
-    """A VmmKind as plain data; the first of `threads` that matches a name counts.
+class VmmKind(Struct, frozen=True):
+    """One VMM program, as everything outside this module sees it.
 
-    `name_reader` is there where `read` costs more than finding the name.
+    `executables` are patterns (fnmatch) of its executable's file name. `read` returns what the
+    command line contains; ParseError for an absurd one. `name_reader` is there where that costs
+    more than finding the name. The first of `threads` that matches a name counts. `in_shim`: it is
+    a library inside Kata's shim and not a process of its own. `jailed`: Kata may run it in a jail
+    (claims.py). `kvm_ids` is for x86. `qmp`: it can be asked over QMP. `in_order`: it creates its
+    threads in the order that roles.py knows.
     """
 
     name: str
@@ -123,11 +87,11 @@ class Row(Struct, frozen=True):
     name_reader: Callable[[Sequence[str]], VmmCommand] | None = None
 
     def read_name(self, argv: Sequence[str]) -> VmmCommand:
-        """Return which sandbox the command line names."""
+        """Return only which sandbox it names: all that is read of a process not yet accepted."""
         return (self.name_reader or self.read)(argv)
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
-        """Return what a thread's name shows."""
+        """Return what a thread's name shows; `iothreads` are the ids on the command line."""
         for pattern, role in self.threads:
             match = pattern.match(comm)
             if match is None:
@@ -154,7 +118,7 @@ def _named(pattern: str, role: ThreadRole) -> ThreadName:
 # Executables and thread names as seen with Kata 3.21 to 3.32 and with each VMM run by itself. QEMU
 # names its threads only with debug-threads=on before version 11 (util/qemu-thread-posix.c); its
 # monitor thread is an iothread in name only.
-QEMU: Final = Row(
+QEMU: Final = VmmKind(
     "qemu",
     ("qemu-system-*", "qemu-kvm", "qemu-lite-system-*"),
     parse_qemu,
@@ -168,7 +132,7 @@ QEMU: Final = Row(
     in_order=True,
     name_reader=parse_qemu_name,
 )
-CLOUD_HYPERVISOR: Final = Row(
+CLOUD_HYPERVISOR: Final = VmmKind(
     "cloud-hypervisor",
     ("cloud-hypervisor*",),
     parse_cloud_hypervisor,
@@ -178,14 +142,14 @@ CLOUD_HYPERVISOR: Final = Row(
     ),
     kvm_ids=KvmIds.OTHER,
 )
-FIRECRACKER: Final = Row(
+FIRECRACKER: Final = VmmKind(
     "firecracker",
     ("firecracker*",),
     parse_firecracker,
     (_named("fc_vcpu ?([0-9]{1,4})", ThreadRole.VCPU),),
     jailed=True,
 )
-DRAGONBALL: Final = Row(
+DRAGONBALL: Final = VmmKind(
     "dragonball",
     ("containerd-shim-kata*",),
     parse_shim,
@@ -196,7 +160,7 @@ DRAGONBALL: Final = Row(
     in_shim=True,
 )
 # From the sources of Kata 4.1 and OpenVMM, not from a running one; it has no vCPU hotplug.
-OPENVMM: Final = Row(
+OPENVMM: Final = VmmKind(
     "openvmm",
     ("openvmm",),
     parse_openvmm,

@@ -18,13 +18,14 @@ from kata_pin.base.errors import ParseError
 from kata_pin.base.sandbox import Role, Task, ThreadKey, Vmm
 from kata_pin.base.steps import STEP, Steps, at_once
 from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker, parse_syscall, vcpu_of_link
 from kata_pin.peers import qemu
 from kata_pin.peers.qemu import QmpAnswers
 from kata_pin.rights.broker.threads import ThreadCall
 from kata_pin.vmm.kinds import KvmIds, NamedRole, VmmKind, kind_named
 from kata_pin.vmm.role_cache import RANK, RoleCache, born
-from kata_pin.vmm.state_files import HostAccess, HostPaths
+from kata_pin.vmm.state_files import HostAccess
 
 # Roles inferred from the order in which QEMU creates its threads.
 #
@@ -116,7 +117,7 @@ class VcpuThreads(Struct, frozen=True):
 NOTHING: Final = VcpuThreads()
 
 
-def read_vcpus(root: HostPaths, tasks: Mapping[int, ThreadKey], pid: int) -> VcpuThreads:
+def read_vcpus(root: HostRoot, tasks: Mapping[int, ThreadKey], pid: int) -> VcpuThreads:
     """Return which of a VMM's threads (by tid) KVM knows as vCPUs."""
     ids: dict[ThreadKey, int] = {}
     doubtful: set[ThreadKey] = set()
@@ -164,7 +165,7 @@ class Waiting(Struct, frozen=True):
 
 
 def read_waiting_in_steps(
-    root: HostPaths, tasks: Iterable[Task], machine: str, *, tries: int = TRIES
+    root: HostRoot, tasks: Iterable[Task], machine: str, *, tries: int = TRIES
 ) -> Steps[Waiting]:
     """Return what the threads wait in; `machine` is uname's, for the number of ioctl."""
     ids: dict[ThreadKey, int] = {}
@@ -195,7 +196,7 @@ def read_waiting_in_steps(
 read_waiting = at_once(read_waiting_in_steps)
 
 
-def open_vcpus(root: HostPaths, pid: int) -> frozenset[int]:
+def open_vcpus(root: HostRoot, pid: int) -> frozenset[int]:
     """Return the KVM ids of the vCPU descriptors, those of unplugged vCPUs included.
 
     A VMM may have any number of descriptors: the first 2,048 are looked at.
@@ -207,7 +208,7 @@ def open_vcpus(root: HostPaths, pid: int) -> frozenset[int]:
     return frozenset(number for number in map(vcpu_of_link, links) if number is not None)
 
 
-def _calls_of(root: HostPaths, keys: Sequence[ThreadKey]) -> list[ThreadCall]:
+def _calls_of(root: HostRoot, keys: Sequence[ThreadKey]) -> list[ThreadCall]:
     """Return what threads of one process or of several wait in, empty where nothing is shown."""
     found: dict[ThreadKey, ThreadCall] = {}
     for tgid in {key.tgid for key in keys}:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -13,56 +13,17 @@ from kata_pin.base.errors import HostError, ParseError, is_transient
 from kata_pin.base.json_text import is_id
 from kata_pin.base.sandbox import Process
 from kata_pin.base.values import ContainerState
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.owned_files import FileRefused, read_below
 from kata_pin.linux.proc import CgroupEntry, Cgroups, ExeFile
+from kata_pin.linux.process import ProcessIndex
 from kata_pin.peers.kata import PersistedSandbox, container_state, parse_persist, parse_rs_state
 from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID
-from kata_pin.rights.calls import Calls
 
-# How the vmm package reads the host, as Protocols: host/ is not imported here.
+# How the vmm package reads the host.
 #
 # The daemon composes a HostAccess from kata_pin.linux; it lives as long as the daemon, or one
 # command. Every reader raises TaskGone when the process is gone.
-
-
-class HostPaths(Protocol):
-    """Where the host's files hang (host.root.HostRoot)."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def live(self) -> bool:
-        """Whether this is the running system and not a captured tree."""
-
-    @property
-    def calls(self) -> Calls:
-        """The system calls that may need rights."""
-
-    def path(self, absolute: str) -> str:
-        """Return where an absolute path of the host is found."""
-
-    def proc(self, *parts: str | int) -> str:
-        """Return a path below /proc."""
-
-    def debug(self, *parts: str | int) -> str:
-        """Return a path below debugfs."""
-
-
-class ProcessTable(Protocol):
-    """All processes as of the last refresh (host.process.ProcessIndex)."""
-
-    def get(self, pid: int) -> Process | None:
-        """Return the process with this pid."""
-
-    def all(self) -> Sequence[Process]:
-        """Return all processes."""
-
-    def children(self, ppid: int) -> Sequence[Process]:
-        """Return the children of a process."""
-
-    @property
-    def kernel_workers(self) -> Mapping[int, Sequence[Process]]:
-        """The kernel threads that wire.proc.kernel_worker knows, by the tid in their names."""
 
 
 class HostAccess(Struct, frozen=True):
@@ -74,8 +35,8 @@ class HostAccess(Struct, frozen=True):
     somebody else than root may have put a process into a cgroup, empty for nobody.
     """
 
-    root: HostPaths
-    processes: ProcessTable
+    root: HostRoot
+    processes: ProcessIndex
     read_process: Callable[[int], Process]
     cmdline: Callable[[int], Sequence[str]]
     exe: Callable[[int], tuple[str, bool]]
@@ -106,7 +67,7 @@ class _Digest(NamedTuple):
     pinning: tuple[bool, str] | None = None
 
 
-_DIGESTS: Final[dict[tuple[HostPaths, KataPaths, str], tuple[tuple[int, int], _Digest]]] = {}
+_DIGESTS: Final[dict[tuple[HostRoot, KataPaths, str], tuple[tuple[int, int], _Digest]]] = {}
 """By sandbox: the file's stamp and what it said then."""
 
 _PID: Final = re.compile(rb"[0-9]{1,10}\n?\Z")
@@ -142,7 +103,7 @@ class _File(NamedTuple):
     parts: tuple[str, ...]
     parse: Callable[[bytes], PersistedSandbox]
 
-    def read(self, root: HostPaths) -> PersistedSandbox | None:
+    def read(self, root: HostRoot) -> PersistedSandbox | None:
         data = _read(root, self.base, *self.parts, limit=MAX_PERSIST)
         return None if data is None else self.parse(data)
 
@@ -158,7 +119,7 @@ def _files(paths: KataPaths, sandbox_id: str) -> tuple[_File, ...]:
 
 
 def _states(
-    root: HostPaths, paths: KataPaths, sandbox_id: str
+    root: HostRoot, paths: KataPaths, sandbox_id: str
 ) -> Iterator[tuple[str, PersistedSandbox]]:
     """Yield the name and the content of each state file that is there and whole."""
     for file in _files(paths, sandbox_id):
@@ -170,7 +131,7 @@ def _states(
             yield file.parts[-1], state
 
 
-def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> dict[int, str]:
+def read_pids(root: HostRoot, paths: KataPaths, sandbox_id: str) -> dict[int, str]:
     """Return the pids that Kata's files give for the VMM, each with the name of the file."""
     pids: dict[int, str] = {}
     if is_id(sandbox_id):
@@ -184,7 +145,7 @@ def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> dict[int, s
 
 
 def read_jailed_pids(
-    root: HostPaths, paths: KataPaths, sandbox_id: str, programs: Iterable[str]
+    root: HostRoot, paths: KataPaths, sandbox_id: str, programs: Iterable[str]
 ) -> set[int]:
     """Return the pids that jailers left in a sandbox's jails: whom to look at, and no more.
 
@@ -201,7 +162,7 @@ def read_jailed_pids(
     return {int(data) for data in found if _PID.match(data) and int(data)}
 
 
-def ids_of(root: HostPaths, paths: KataPaths) -> set[str]:
+def ids_of(root: HostRoot, paths: KataPaths) -> set[str]:
     """Return the ids of the sandboxes that Kata keeps a state of."""
     found: set[str] = set()
     for folder in (f"{paths.vc}/sbs", paths.kata):
@@ -210,25 +171,23 @@ def ids_of(root: HostPaths, paths: KataPaths) -> set[str]:
     return found
 
 
-def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
+def virtiofsd_pid(root: HostRoot, paths: KataPaths, sandbox_id: str) -> int:
     """Return virtiofsd's pid in Kata's files, 0 for none; reads them only when they changed."""
     return _digest(root, paths, sandbox_id).virtiofsd_pid
 
 
-def factory_vm(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
+def factory_vm(root: HostRoot, paths: KataPaths, sandbox_id: str) -> str:
     """Return what the Go runtime's factory named the sandbox's VM, empty where it made none."""
     return _digest(root, paths, sandbox_id).factory_vm
 
 
-def factory_vms(root: HostPaths, paths: KataPaths, sandbox_ids: Iterable[str]) -> dict[str, str]:
+def factory_vms(root: HostRoot, paths: KataPaths, sandbox_ids: Iterable[str]) -> dict[str, str]:
     """Return those sandboxes whose VM is from the Go runtime's factory, by that VM's name."""
     found = ((factory_vm(root, paths, one), one) for one in sandbox_ids)
     return {name: one for name, one in found if name}
 
 
-def persisted_pinning(
-    root: HostPaths, paths: KataPaths, sandbox_id: str
-) -> tuple[bool, str] | None:
+def persisted_pinning(root: HostRoot, paths: KataPaths, sandbox_id: str) -> tuple[bool, str] | None:
     """Return whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning), and the file's name.
 
     None without a file that can be believed, or while it is being written; reads it only when it
@@ -237,12 +196,12 @@ def persisted_pinning(
     return _digest(root, paths, sandbox_id).pinning
 
 
-def forget_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> None:
+def forget_state(root: HostRoot, paths: KataPaths, sandbox_id: str) -> None:
     """Drop what was kept of a sandbox that ended."""
     _DIGESTS.pop((root, paths, sandbox_id), None)
 
 
-def _digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
+def _digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> _Digest:
     """Return what every pass over a sandbox asks for: persist.json of a pod can be long."""
     key, stamp = (root, paths, sandbox_id), state_stamp(root, paths, sandbox_id)
     kept = _DIGESTS.get(key)
@@ -253,19 +212,19 @@ def _digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
     return kept[1]
 
 
-def _read_digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
+def _read_digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> _Digest:
     for name, state in _states(root, paths, sandbox_id):
         pinning = state.vcpu_pinning, name
         return _Digest(state.virtiofsd_pid, state.factory_vm, pinning)
     return _Digest()
 
 
-def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
+def read_state(root: HostRoot, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
     """Return what Kata keeps of a sandbox; None without a file that can be believed."""
     return next((state for _, state in _states(root, paths, sandbox_id)), None)
 
 
-def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
+def state_problem(root: HostRoot, paths: KataPaths, sandbox_id: str) -> str:
     """Return why read_state returns None for a file that is there; empty where none is."""
     try:
         if any(file.read(root) for file in _files(paths, sandbox_id)):
@@ -277,7 +236,7 @@ def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
     return ""
 
 
-def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
+def state_stamp(root: HostRoot, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
     """Return modification time and size of what read_state reads; zeros where there is none."""
     for file in _files(paths, sandbox_id):
         try:
@@ -291,7 +250,7 @@ def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int
 
 
 def read_container_state(
-    root: HostPaths, paths: KataPaths, sandbox_id: str, container_id: str
+    root: HostRoot, paths: KataPaths, sandbox_id: str, container_id: str
 ) -> ContainerState:
     """Return the state that Go's runtime keeps of a container; running where it keeps none."""
     if is_id(sandbox_id) and is_id(container_id):
@@ -302,7 +261,7 @@ def read_container_state(
     return ContainerState.RUNNING
 
 
-def _read(root: HostPaths, base: str, *parts: str, limit: int) -> bytes | None:
+def _read(root: HostRoot, base: str, *parts: str, limit: int) -> bytes | None:
     """Return a file of root's or ours below `base`, None if it is absent or cannot be believed.
 
     HostError if it cannot be read for a passing reason.

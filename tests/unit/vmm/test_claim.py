@@ -20,6 +20,7 @@ from kata_pin.base.values import KataRuntime
 from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import Cgroups, ExeFile, parse_cgroup
+from kata_pin.linux.process import ProcessIndex
 from kata_pin.rights.calls import DirectCalls, File
 from kata_pin.vmm.claims import Accepted, Strength
 from kata_pin.vmm.find import MAX_REFUSALS, VmmFinder
@@ -64,7 +65,7 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
     file = ExeFile(path, deleted=False, device=1, inode=1, uid=0, mode=0o100755)
     return HostAccess(
         root,
-        one,
+        cast("ProcessIndex", one),
         read,
         lambda _: argv,
         lambda _: (path, False),

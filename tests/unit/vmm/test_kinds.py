@@ -26,7 +26,7 @@ from kata_pin.vmm import kinds
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, VmmAllowlist
 from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import VmmFinder, find_helpers
-from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, Row, ThreadName, VmmKind, kind_named
+from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, ThreadName, VmmKind, kind_named
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
 from tests.support import recordings
@@ -398,7 +398,7 @@ def test_recorded_threads(path: Path) -> None:
 
 # ---- rows of other packages --------------------------------------------------------------
 
-OTHER = Row(
+OTHER = VmmKind(
     "othervmm",
     ("othervmm",),
     parse_shim,

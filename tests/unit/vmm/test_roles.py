@@ -24,7 +24,7 @@ from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread
 from kata_pin.vmm import role_cache, roles
 from kata_pin.vmm.role_cache import LIST_S, RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.vmm.state_files import HostAccess, HostPaths
+from kata_pin.vmm.state_files import HostAccess
 from tests.support.vmmhost import facts
 
 PID = 100
@@ -213,7 +213,7 @@ def test_descriptors_are_listed_rarely(
     listed: list[int] = []
     open_vcpus = roles.open_vcpus
 
-    def listing(root: HostPaths, pid: int) -> frozenset[int]:
+    def listing(root: HostRoot, pid: int) -> frozenset[int]:
         listed.append(pid)
         return open_vcpus(root, pid)
 
