@@ -32,7 +32,7 @@ from kata_pin.peers.kata import read_kata_configs
 from kata_pin.rights.broker.libc import CAP_DAC_READ_SEARCH, libc
 from kata_pin.rights.broker.policy import VmmPolicy
 from kata_pin.rights.broker.protocol import ANSWER, AffinityChange, Changed, Settings
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from kata_pin.rights.client import BrokerCalls
 from kata_pin.service.runtime_dir import hand_over
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, DEFAULT_SHIMS
@@ -238,7 +238,7 @@ def _groups(name: str) -> list[int]:
 # processes of others by them.
 
 
-class CheckedCalls(DirectCalls):
+class CheckedCalls(Calls):
     """Makes the calls in this process, and refuses the threads that the broker refuses."""
 
     def __init__(self, config: Config) -> None:
@@ -246,7 +246,7 @@ class CheckedCalls(DirectCalls):
 
     def set_affinities(self, changes: Sequence[AffinityChange], proc: str) -> list[Changed]:
         """See Calls."""
-        return self._permitted(changes, lambda those: DirectCalls.set_affinities(self, those, proc))
+        return self._permitted(changes, lambda those: Calls.set_affinities(self, those, proc))
 
     def set_classes(
         self, changes: Sequence[AffinityChange], policy: int, priority: int, proc: str
@@ -254,7 +254,7 @@ class CheckedCalls(DirectCalls):
         """See Calls."""
 
         def change(those: Sequence[AffinityChange]) -> list[Changed]:
-            return DirectCalls.set_classes(self, those, policy, priority, proc)
+            return Calls.set_classes(self, those, policy, priority, proc)
 
         return self._permitted(changes, change)
 
@@ -264,7 +264,7 @@ class CheckedCalls(DirectCalls):
         """See Calls."""
 
         def change(those: Sequence[AffinityChange]) -> list[Changed]:
-            return DirectCalls.join_group(self, class_name, name, those)
+            return Calls.join_group(self, class_name, name, those)
 
         return self._permitted(threads, change)
 

@@ -36,7 +36,7 @@ from kata_pin.rights.broker.files import File
 from kata_pin.rights.broker.pages import PagesMoved, PageWindow
 from kata_pin.rights.broker.protocol import AffinityChange, Changed
 from kata_pin.rights.broker.tunables import TunableWrite, TunableWritten
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from kata_pin.service import configuration as config_file
 from kata_pin.service.app import Daemon
 from kata_pin.service.privileges import Broker
@@ -79,7 +79,7 @@ class Clock:
             await asyncio.sleep(0)
 
 
-class Kernel(DirectCalls):
+class Kernel(Calls):
     """What the broker would ask the kernel for, over a host of files.
 
     `refuse` is the error by tid, `narrow` all that a tid ever gets; `tried` and
@@ -101,12 +101,12 @@ class Kernel(DirectCalls):
         self.classes: dict[int, tuple[int, int]] = {}
         self.windows: list[PageWindow] = []
         self.monitors: list[str] = []
-        self.tunables = DirectCalls()
-        self.memory: DirectCalls | None = None
+        self.tunables = Calls()
+        self.memory: Calls | None = None
         self.unreadable: dict[str, int] = {}
         self.locked: set[int] = set()
         self.has_perf = False
-        self.caches = DirectCalls()
+        self.caches = Calls()
         self.opened = 0
         self.cpu_events: asyncio.Queue[None] | None = asyncio.Queue()
 

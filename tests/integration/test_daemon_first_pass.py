@@ -20,7 +20,7 @@ from kata_pin.base.config.tree import Config
 from kata_pin.linux.files import HostRoot
 from kata_pin.rights.broker.protocol import AffinityChange, Changed, FileStatus
 from kata_pin.rights.broker.threads import ThreadCall
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from kata_pin.service.assembly import Assembly
 from kata_pin.service.configuration import load
 from kata_pin.service.process import Background, Notifier
@@ -37,7 +37,7 @@ STRANGERS = 40
 _PROC = re.compile(r"/proc/(\d+)(?:/|\Z)")
 
 
-class NotedCalls(DirectCalls):
+class NotedCalls(Calls):
     """Notes whose affinity is set, and which processes are read, in order."""
 
     def __init__(self) -> None:

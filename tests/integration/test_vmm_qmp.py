@@ -25,7 +25,7 @@ from kata_pin.follow.hooks import MAX_VALUES, SESSION_S, is_held, query
 from kata_pin.rights.broker import files
 from kata_pin.rights.broker.files import open_path
 from kata_pin.rights.broker.threads import MAX_REPLY, converse
-from kata_pin.rights.calls import DIRECT, Calls, DirectCalls
+from kata_pin.rights.calls import DIRECT, Calls
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator
 from tests.support.vmmhost import Bystander, lookalike
@@ -46,7 +46,7 @@ PATIENT_S = 10.0
 """Deadlines of what has to be answered, however loaded the machine is."""
 
 
-class AsTheBroker(DirectCalls):
+class AsTheBroker(Calls):
     """Talks to QEMU as the broker's child does, which is killed when it is not wanted any more."""
 
     async def vcpu_list(self, path: str, greeting_s: float, session_s: float) -> bytes:

@@ -21,7 +21,7 @@ from kata_pin.follow.hooks import is_held, query
 from kata_pin.linux.files import HostRoot
 from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread
 from kata_pin.rights.broker.threads import KvmVcpu, ThreadCall
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from kata_pin.vmm import roles
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.role_cache import RoleCache
@@ -379,7 +379,7 @@ def test_an_answer_is_tied_to_the_threads_it_was_about(dirs: KataDirs) -> None:
         assert not cache.qmp_vcpus
 
 
-class AskedCalls(DirectCalls):
+class AskedCalls(Calls):
     """Notes what the kernel is asked about threads: the tids, or `debugfs`."""
 
     def __init__(self) -> None:

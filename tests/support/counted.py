@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kata_pin.rights import client
+from kata_pin.rights import client_children
 from kata_pin.rights.broker.rows import Value
 from kata_pin.rights.client import BrokerCalls
 
@@ -41,7 +41,7 @@ class Requests:
 def _count(file: str) -> None:
     """Note each request from now on; the file stays open when rights are given up."""
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    exchange, request_of = BrokerCalls._exchange, client.request_of
+    exchange, request_of = BrokerCalls._exchange, client_children.request_of
 
     def exchanged(
         calls: BrokerCalls, name: str, values: Mapping[str, Value], descriptors: Sequence[int]
@@ -54,8 +54,7 @@ def _count(file: str) -> None:
         return request_of(name, values)
 
     setattr(BrokerCalls, "_exchange", exchanged)  # noqa: B010
-    for module in (client, client):
-        setattr(module, "request_of", requested)  # noqa: B010
+    setattr(client_children, "request_of", requested)  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kata_pin.linux.files import HostRoot
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 
 SYSFS: Final = Path(__file__).parent.parent / "data" / "sysfs"
 
@@ -35,7 +35,7 @@ def grow(folder: Path, files: Mapping[str, str]) -> HostRoot:
     return HostRoot(str(folder))
 
 
-class FakeCalls(DirectCalls):
+class FakeCalls(Calls):
     """Affinities in memory, with the errors of the kernel.
 
     `cpusets` limits what a tid may use; `refuse` gives an errno for a tid; `before_set` runs just

@@ -24,7 +24,7 @@ from kata_pin.rights.broker.tunables import (
     parse_writes,
     render_writes,
 )
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass
-class IrqTree(DirectCalls):
+class IrqTree(Calls):
     """The tree below `root`; `calls` of its own HostRoot write it."""
 
     root: Path

@@ -17,7 +17,7 @@ from errno import EACCES, EBUSY, ENOENT, ENOMEM
 from typing import Final
 
 from kata_pin.rights.broker.pages import PagesMoved, PageWindow, move_window
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 
 BASE: Final = 0x7F00_0000_0000
 SMALL: Final = 4096
@@ -26,7 +26,7 @@ MOVE_ALL: Final = 1 << 2
 _UNTOUCHED: Final = -(1 << 20)
 
 
-class NumaVmm(DirectCalls):
+class NumaVmm(Calls):
     """One mapping of a guest's memory: `nodes` has the node of each page that is there."""
 
     def __init__(

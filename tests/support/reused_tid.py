@@ -20,7 +20,7 @@ from kata_pin.linux.affinity import apply, apply_all
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.tasks import TaskReader, get_affinity, starttime
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from tests.support.waiting import wait_for
 
 
@@ -58,7 +58,7 @@ def replace(old: Sleeper) -> Sleeper:
     raise AssertionError(f"tid {old.tid} was never given out again")
 
 
-class Swapping(DirectCalls):
+class Swapping(Calls):
     """Calls before whose change of an affinity the tid changes hands."""
 
     def __init__(self, victim: Sleeper) -> None:

@@ -18,7 +18,7 @@ from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.process import ProcessIndex
 from kata_pin.linux.tasks import TaskReader
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from tests.support.hosttree import FakeHost
 
 
@@ -215,7 +215,7 @@ def test_fields_of_a_task(host: FakeHost) -> None:
 def test_a_batch_of_programs_that_is_refused_is_a_host_error() -> None:
     """A broker without descriptors for a long answer fails a look, which names what and why."""
 
-    class Full(DirectCalls):
+    class Full(Calls):
         def executables(self, pids: Sequence[int]) -> list[str]:
             raise OSError(EMFILE, os.strerror(EMFILE))
 

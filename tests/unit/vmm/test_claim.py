@@ -21,7 +21,7 @@ from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import Cgroups, ExeFile, parse_cgroup
 from kata_pin.linux.process import ProcessIndex
-from kata_pin.rights.calls import DirectCalls, File
+from kata_pin.rights.calls import Calls, File
 from kata_pin.vmm.claims import Accepted, Strength
 from kata_pin.vmm.find import MAX_REFUSALS, VmmFinder
 from kata_pin.vmm.state_files import HostAccess, KataPaths, read_pids, virtiofsd_pid
@@ -151,7 +151,7 @@ def test_a_vm_that_waits_in_katas_cache_is_looked_for_where_a_vm_is_missing(
 ) -> None:
     """Each look reads the state of sandboxes without a VMM, however many have theirs."""
 
-    class Calls(DirectCalls):
+    class Noted(Calls):
         def file(self, base: str, parts: Sequence[str], limit: int) -> File:
             read.update(part for part in parts if part in {"p1", "p2"})
             return super().file(base, parts, limit)
@@ -159,7 +159,7 @@ def test_a_vm_that_waits_in_katas_cache_is_looked_for_where_a_vm_is_missing(
     read: set[str] = set()
     (vc / "sbs/p2").mkdir()
     argv = ["/usr/bin/qemu-system-x86_64", "-name", "sandbox-0a1b2c3d-0000-4000-8000-000000000000"]
-    finder = VmmFinder(_facts(HostRoot(str(tmp_path), calls=Calls()), argv, b"0::/other\n"))
+    finder = VmmFinder(_facts(HostRoot(str(tmp_path), calls=Noted()), argv, b"0::/other\n"))
     assert finder.sandboxes({"p1": ProcessKey(7, 7)}) == {}
     assert read == {"p2"}
     finder.sandboxes()

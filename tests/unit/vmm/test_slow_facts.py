@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from kata_pin.base.errors import HostError, NotRead, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.linux.files import HostRoot
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from kata_pin.vmm import checks
 from kata_pin.vmm.checks import SlowFacts
 
 EXE = b"1 2 0 100755\n/usr/bin/x"
 
 
-class Readers(DirectCalls):
+class Readers(Calls):
     """Answers from tables, and counts what was asked for."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from kata_pin.base.documents.measured import WatchDocument, WatchedPcpu
 from kata_pin.base.errors import DaemonError
 from kata_pin.cli.doctor.isolation import scheduler, task_switches, watch
 from kata_pin.linux.files import HostRoot
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from tests.support.hosttree import grow
 
 
-class Opens(DirectCalls):
+class Opens(Calls):
     """Opens every perf event, as for root."""
 
     def switches(self, cpu: int) -> int:

@@ -14,7 +14,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.options.quiet.read import cookie, read_counters, read_facts
 from kata_pin.options.quiet.values import Crio, Irqbalance, Partition, Queue, Tuned, Unknown
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from tests.support.quiethost import QuietHost, process
 
 FOUR = CpuSet({4, 5, 6, 7})
@@ -79,7 +79,7 @@ def test_other_programs(tmp_path: Path) -> None:
     assert found.crio == Crio(902, (f"{tmp_path}/etc/crio/crio.conf.d/9",))
 
 
-class _Balancer(DirectCalls):
+class _Balancer(Calls):
     """Calls of a node whose irqbalance gives this answer, or ends before it."""
 
     def __init__(self, answer: bytes) -> None:

@@ -14,7 +14,7 @@ from kata_pin.linux.files import HOST
 from kata_pin.options.quiet import kernel_work
 from kata_pin.options.quiet.kernel_work import FOLDER, IrqbalanceProcesses
 from kata_pin.options.quiet.services import Setup, parse_setup
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_another_answer(answer: bytes) -> None:
         parse_setup(answer)
 
 
-class _Busy(DirectCalls):
+class _Busy(Calls):
     """An irqbalance, with the pid of this process, that has not answered yet."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kata_pin.base.errors import ParseError
 from kata_pin.peers.kubelet.checkpoint import KIND, MAX_BYTES, parse_claims, read_claims
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 from tests.support.world import cpus
 
 UID = "0f8f5e2a-6b1c-4a55-9a51-0d1a6a1e7c11"
@@ -51,7 +51,7 @@ def test_a_damaged_spec(data: bytes) -> None:
         parse_claims(data)
 
 
-class _Ending(DirectCalls):
+class _Ending(Calls):
     """A node on which a claim ends between the list and the look."""
 
     def listdir(self, path: str) -> list[str]:

@@ -17,7 +17,7 @@ from kata_pin.rights.broker.tunables import (
     render_writes,
     write_tunables,
 )
-from kata_pin.rights.calls import DirectCalls
+from kata_pin.rights.calls import Calls
 
 
 def test_many_writes_become_several_requests() -> None:
@@ -66,7 +66,7 @@ def test_a_row_of_the_registry_is_checked_without_a_broker_too(
     work = tmp_path / "sys/devices/virtual/workqueue/cpumask"
     work.parent.mkdir(parents=True)
     work.write_text("f\n")
-    calls = DirectCalls()
+    calls = Calls()
     assert calls.write_tunables([TunableWrite(kind, name, value)], str(tmp_path)) == [
         TunableWritten(errno.EINVAL)
     ]
