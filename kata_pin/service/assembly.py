@@ -232,7 +232,7 @@ class Assembly:
             guests,
             self._observers,
         )
-        self._bindings = Bindings(sandboxes, self.passes, pins, live, one.events, registry)
+        self._bindings = Bindings(one, self.passes)
         self._observers.append(self._bindings)
         self._file_events = FileEvents(
             node, registry, one.adoption, sandboxes, self._watch, one.survey
@@ -275,36 +275,18 @@ class Assembly:
         )
         gid, mode = _readers(config.group)
         self._status = ServiceStatus(notifier, sandboxes, live)
-        self.reload = Reload(
-            live, reread, sandboxes, self.audits, self._status, one.events, self._reloaded
-        )
+        self.reload = Reload(one, reread, self.audits, self._status, self._reloaded)
         self._metrics = self._metrics_server(gid, mode)
-        self._overview = Overview(
-            one.root,
-            sandboxes,
-            one.engine,
-            registry,
-            pins,
-            guests,
-            self.options.facts,
-            self.options.notes,
-            self.options.thread,
-        )
+        self._overview = Overview(one, guests)
         commands = Commands(
-            sandboxes=sandboxes,
+            core=one,
             passes=self.passes,
-            pins=pins,
             overview=self._overview,
             state=self._state,
             reload=self.reload,
-            events=one.events,
-            give_back=self.options.give_back,
-            live=live,
             look_around=self._look_around,
             history=self._history,
             guests=guests,
-            verbs=self.options.verbs,
-            findings=self.options.findings,
             bindings=self._bindings,
         )
         self.controls = (

@@ -17,9 +17,8 @@ from kata_pin.base.documents.document import RefusedReload
 from kata_pin.base.errors import ConfigError, reason_of
 from kata_pin.engine.audit import Auditor
 from kata_pin.engine.counters import Counters
-from kata_pin.engine.sandboxes import Sandboxes
-from kata_pin.records.history import NodeEvents
 from kata_pin.service.documents import utc
+from kata_pin.service.options import Core
 from kata_pin.service.process import ServiceStatus, set_level
 
 log = logging.getLogger(__name__)
@@ -124,12 +123,10 @@ class Reload:
     is called when another one is in force.
     """
 
-    _live: LiveConfig
+    _core: Core
     _reread: Callable[[], Config]
-    _sandboxes: Sandboxes
     _audits: AuditLoop
     _status: ServiceStatus
-    _events: NodeEvents
     _reloaded: Callable[[], None]
     refused: RefusedReload | None = field(default=None, init=False)
     """The newest reload, if it was refused."""
@@ -137,7 +134,7 @@ class Reload:
     def __call__(self) -> str:
         """Return what is wrong with the configuration; empty when it is in force."""
         self._status.reloading()
-        before = self._live.now
+        before = self._core.live.now
         try:
             fresh = self._reread()
             for key in BOUND:
@@ -145,7 +142,7 @@ class Reload:
                     raise ConfigError("cannot change while the daemon runs", key=key)
         except ConfigError as error:
             self.refused = RefusedReload(time=utc(time.time()), error=str(error))
-            self._events.report(
+            self._core.events.report(
                 NodeEventKind.RELOAD_REFUSED,
                 "configuration not reloaded: %s",
                 error,
@@ -155,13 +152,13 @@ class Reload:
         else:
             if fresh.log_level is not before.log_level:
                 set_level(fresh.log_level.value)
-            self._live.replace(fresh)
+            self._core.live.replace(fresh)
             self._reloaded()
             if fresh.audit != before.audit:
                 self._audits.follow_periods()
-            self._sandboxes.mark_all("configuration reloaded", event=True)
+            self._core.sandboxes.mark_all("configuration reloaded", event=True)
             self.refused = None
-            self._events.report(
+            self._core.events.report(
                 NodeEventKind.RELOADED, "configuration reloaded", level=logging.INFO
             )
             return ""

@@ -14,19 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import BindDocument, BoundSandbox, BoundThread, NodeEventKind
 from kata_pin.base.errors import DaemonError, StateError
 from kata_pin.base.placement import MOST_BOUND_S, Binding, PassOutcome, Report
 from kata_pin.base.sandbox import Sandbox
 from kata_pin.engine.runner import PassRunner
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.placement.notes import UNBOUND
-from kata_pin.records.containers import Registry
-from kata_pin.records.history import NodeEvents
-from kata_pin.records.pins import Pins
 from kata_pin.service import protocol
+from kata_pin.service.options import Core
 from kata_pin.service.request import Request
 
 RETRY_S: Final = 1.0
@@ -42,12 +38,8 @@ class Bindings:
     Observes passes.
     """
 
-    _sandboxes: Sandboxes
+    _core: Core
     _passes: PassRunner
-    _pins: Pins
-    _live: LiveConfig
-    _events: NodeEvents
-    _registry: Registry
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Event()
@@ -57,10 +49,12 @@ class Bindings:
         """Serve the verb: bind one sandbox, try that, or clear one or all; raises DaemonError."""
         fields = request.fields
         sandbox_id, dry_run = fields.text("sandbox"), fields.flag("dry_run")
-        if sandbox_id and sandbox_id not in self._sandboxes.ids:
+        if sandbox_id and sandbox_id not in self._core.sandboxes.ids:
             raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
         if fields.flag("clear"):
-            done = await self._clear([sandbox_id] if sandbox_id else list(self._pins.bindings()))
+            done = await self._clear(
+                [sandbox_id] if sandbox_id else list(self._core.pins.bindings())
+            )
         else:
             fields.need("sandbox", "vcpus", "cpus")
             vcpus, cpus, overhead = (
@@ -80,7 +74,7 @@ class Bindings:
         for note in outcome.report.notes:
             if note.code == UNBOUND:
                 self._failed[outcome.sandbox_id] = note.text
-                self._events.report(
+                self._core.events.report(
                     NodeEventKind.UNBOUND,
                     *("sandbox %s: %s", outcome.sandbox_id, note.text),
                     SANDBOX=outcome.sandbox_id,
@@ -100,7 +94,7 @@ class Bindings:
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             ends = {
                 one: binding.until_ns
-                for one, binding in self._pins.bindings().items()
+                for one, binding in self._core.pins.bindings().items()
                 if binding.until_ns is not None
             }
             try:
@@ -118,9 +112,9 @@ class Bindings:
 
     async def _try(self, sandbox_id: str, binding: Binding) -> Report:
         """Return what a pass would decide; raises DaemonError if it could not apply all of it."""
-        if not self._live.acts:
+        if not self._core.live.acts:
             raise DaemonError("not bound: the daemon only observes", hint="setting mode: act")
-        if sandbox_id in self._pins.released():
+        if sandbox_id in self._core.pins.released():
             hint = f"kata-pin pin {sandbox_id} first"
             raise DaemonError("not bound: the sandbox was released by unpin", hint=hint)
         if not binding.vcpus or not binding.cpus:
@@ -135,19 +129,19 @@ class Bindings:
     async def _apply(self, sandbox_id: str, binding: Binding) -> Report:
         """Set it and return the pass; raises DaemonError if that undid it."""
         self._failed.pop(sandbox_id, None)
-        self._pins.bind(sandbox_id, binding)
+        self._core.pins.bind(sandbox_id, binding)
         self._changed.set()
-        ticket = self._sandboxes.mark(sandbox_id, "bind")
+        ticket = self._core.sandboxes.mark(sandbox_id, "bind")
         report = None
         try:
-            report = await self._sandboxes.wait_for_pass(sandbox_id, ticket)
+            report = await self._core.sandboxes.wait_for_pass(sandbox_id, ticket)
         finally:
             if report is None:  # it failed, or took too long
                 self._forget([sandbox_id], "the pass over it failed")
-        if report is None or self._pins.binding(sandbox_id) != binding:
+        if report is None or self._core.pins.binding(sandbox_id) != binding:
             why = self._failed.pop(sandbox_id, "the pass over it failed; see the log")
             raise DaemonError(f"not bound; policy places every thread again: {why}")
-        self._events.report(
+        self._core.events.report(
             NodeEventKind.BOUND,
             *("sandbox %s: bound by hand: %s", sandbox_id, binding),
             level=logging.INFO,
@@ -156,25 +150,27 @@ class Bindings:
         return report
 
     async def _clear(self, sandbox_ids: Sequence[str]) -> Mapping[str, Report]:
-        bound = self._pins.bindings()
+        bound = self._core.pins.bindings()
         self._forget([one for one in sandbox_ids if one in bound], "cleared")
-        tickets = [(one, self._sandboxes.mark(one, "bind --clear")) for one in sandbox_ids]
-        found = {one: await self._sandboxes.wait_for_pass(one, ticket) for one, ticket in tickets}
+        tickets = [(one, self._core.sandboxes.mark(one, "bind --clear")) for one in sandbox_ids]
+        found = {
+            one: await self._core.sandboxes.wait_for_pass(one, ticket) for one, ticket in tickets
+        }
         return {one: report for one, report in found.items() if report is not None}
 
     def _forget(self, sandbox_ids: Iterable[str], why: str) -> None:
         """Remove bindings and ask for the passes that set everything back."""
         for sandbox_id in sandbox_ids:
-            self._pins.bind(sandbox_id, None)
-            self._events.report(
+            self._core.pins.bind(sandbox_id, None)
+            self._core.events.report(
                 NodeEventKind.UNBOUND,
                 *("sandbox %s: no longer bound by hand: %s", sandbox_id, why),
                 level=logging.INFO,
                 counts=False,
                 SANDBOX=sandbox_id,
             )
-            if sandbox_id in self._sandboxes.ids:
-                self._sandboxes.mark(sandbox_id, "binding ended")
+            if sandbox_id in self._core.sandboxes.ids:
+                self._core.sandboxes.mark(sandbox_id, "binding ended")
 
     def _report(self, sandbox_id: str, report: Report) -> BoundSandbox:
         placement = report.placement
@@ -182,7 +178,7 @@ class Bindings:
         desired = placement.desired if placement is not None else {}
         return BoundSandbox(
             id=sandbox_id,
-            pod=Sandbox(sandbox_id, self._registry.containers(sandbox_id)).pod,
+            pod=Sandbox(sandbox_id, self._core.registry.containers(sandbox_id)).pod,
             vcpus=str(binding.vcpus) if binding else "",
             cpus=str(binding.cpus) if binding else "",
             overhead=str(binding.overhead) if binding else "",

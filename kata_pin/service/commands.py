@@ -10,7 +10,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -26,24 +25,22 @@ from msgspec import field as msgspec_field
 from msgspec.structs import replace
 
 from kata_pin.base.config.table import as_data
-from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.documents.answers import Applied, AppliedKind, ConfigDocument, Explanation
-from kata_pin.base.documents.check import Finding, Findings
+from kata_pin.base.documents.check import Findings
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.errors import DaemonError, KataPinError
 from kata_pin.base.placement import Report
 from kata_pin.engine.runner import PassRunner
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.guest.manager import Guests
 from kata_pin.linux import sockets
 from kata_pin.linux.sockets import BACKLOG, Clients, Peer, send
-from kata_pin.records.history import MAX_SHOWN, MAX_SINCE_S, History, NodeEvents
-from kata_pin.records.pins import Pins
+from kata_pin.records.history import MAX_SHOWN, MAX_SINCE_S, History
 from kata_pin.service import protocol
 from kata_pin.service.audits import Reload
 from kata_pin.service.bindings import Bindings
 from kata_pin.service.documents import Overview, history_report, utc
 from kata_pin.service.exchange import MAX_REQUEST, LineDecoder
+from kata_pin.service.options import Core
 from kata_pin.service.protocol import encode_error, encode_reply
 from kata_pin.service.request import Request, parse_request
 from kata_pin.service.sandbox_document import applied
@@ -255,25 +252,17 @@ GUESTS_S: Final = 3.0
 class Commands(Struct, frozen=True):
     """The commands, over the daemon's objects.
 
-    `look_around` records Kata's own state before an operator's pass. `give_back` restores what
-    options changed; returns what could not be, by fields of Applied. `verbs` returns the
-    documents of options by verb, `findings` what `check` reports of them.
+    `look_around` records Kata's own state before an operator's pass.
     """
 
-    sandboxes: Sandboxes
+    core: Core
     passes: PassRunner
-    pins: Pins
     overview: Overview
     state: Callable[[str], Awaitable[bytes]]
     reload: Reload
-    events: NodeEvents
-    give_back: Callable[[], Awaitable[Mapping[str, Any]]]
-    live: LiveConfig
     look_around: Callable[[], Awaitable[None]]
     history: History
     guests: Guests
-    verbs: Callable[[], Mapping[str, Callable[[], Struct]]]
-    findings: Callable[[], Iterable[Finding]]
     bindings: Bindings
 
     @property
@@ -326,38 +315,38 @@ class Commands(Struct, frozen=True):
         sandbox = fields.text("sandbox")
         found = self.history.changes(sandbox, since_s=since_s, limit=limit)
         naming = {one.sandbox_id for one in found} if sandbox else None
-        events = self.events.newest(limit, since_s=since_s, naming=naming)
+        events = self.core.events.newest(limit, since_s=since_s, naming=naming)
         return protocol.encode(history_report(found, events))
 
     async def _config(self, _request: Request) -> bytes:
-        settings, refused = as_data(self.live.now), self.reload.refused
+        settings, refused = as_data(self.core.live.now), self.reload.refused
         return protocol.encode(ConfigDocument(settings=settings, running=True, refused=refused))
 
     async def _watch(self, _request: Request) -> bytes:
-        make = self.verbs().get("watch")
+        make = self.core.options.verbs().get("watch")
         if make is not None:
             return protocol.encode(make())
-        limit = self.live.now.isolation.max_foreign
+        limit = self.core.live.now.isolation.max_foreign
         return protocol.encode(
             WatchDocument(time=utc(time.time()), max_foreign_percent=limit, problem="", pcpus=())
         )
 
     async def _findings(self, _request: Request) -> bytes:
-        return protocol.encode(Findings(findings=tuple(self.findings())))
+        return protocol.encode(Findings(findings=tuple(self.core.options.findings())))
 
     async def _option(self, request: Request) -> bytes:
         """Return the document that an option of another package answers to a verb of its own."""
         name = request.fields.text("name")
-        make = self.verbs().get(name)
+        make = self.core.options.verbs().get(name)
         if make is None:
             raise DaemonError(f"no option answers {name!r}", hint="its section switches it on")
         return protocol.encode(make())
 
     async def _pin(self, request: Request) -> bytes:
-        if not self.live.acts:
+        if not self.core.live.acts:
             raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
         chosen = self._selected(request)
-        self.pins.set_released(chosen, released=False)
+        self.core.pins.set_released(chosen, released=False)
         return await self._pass_over(chosen, "pin")
 
     async def _reconcile(self, request: Request) -> bytes:
@@ -371,9 +360,9 @@ class Commands(Struct, frozen=True):
 
         Unlike unpin this is not remembered: the next daemon, if there is one, pins again.
         """
-        self.live.stop_acting()
-        kept = await self.give_back()
-        return await self._release_now(self.sandboxes.ids, kept, remember=False)
+        self.core.live.stop_acting()
+        kept = await self.core.options.give_back()
+        return await self._release_now(self.core.sandboxes.ids, kept, remember=False)
 
     async def _reload(self, _request: Request) -> bytes:
         problem = self.reload()
@@ -394,9 +383,9 @@ class Commands(Struct, frozen=True):
 
     async def _pass_over(self, chosen: Sequence[str], verb: AppliedKind) -> bytes:
         await self.look_around()
-        tickets = [(one, self.sandboxes.mark(one, verb)) for one in chosen]
+        tickets = [(one, self.core.sandboxes.mark(one, verb)) for one in chosen]
         for sandbox_id, ticket in tickets:
-            if await self.sandboxes.wait_for_pass(sandbox_id, ticket) is None:
+            if await self.core.sandboxes.wait_for_pass(sandbox_id, ticket) is None:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
         return self._applied(verb, chosen)
 
@@ -418,7 +407,7 @@ class Commands(Struct, frozen=True):
         """Return the sandbox that a request names by its id; all where it names none."""
         sandbox_id = request.fields.text("sandbox")
         if not sandbox_id and not need:
-            return self.sandboxes.ids
-        if sandbox_id not in self.sandboxes.ids:
+            return self.core.sandboxes.ids
+        if sandbox_id not in self.core.sandboxes.ids:
             raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
         return [sandbox_id]

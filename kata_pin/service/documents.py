@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,24 +22,20 @@ from kata_pin.base.documents.state import CpuPlace, KeptQuiet, Kubelet, Node, St
 from kata_pin.base.documents.state import Thread as ThreadRow
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.placement import Node as PlacementNode
-from kata_pin.base.placement import Note, Report
+from kata_pin.base.placement import Report
 from kata_pin.base.sandbox import Sandbox, Thread, ThreadKey
 from kata_pin.base.steps import Steps, finish
 from kata_pin.base.values import Mode, NoteLevel
 from kata_pin.engine.counters import Slices
-from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import SandboxCache
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.guest.cpus import GuestPlan
 from kata_pin.guest.manager import Guests
-from kata_pin.linux.files import HostRoot
 from kata_pin.linux.tasks import moved_since, with_usage
 from kata_pin.placement.explain import explain
 from kata_pin.placement.masks import conflicts
 from kata_pin.records import history
-from kata_pin.records.containers import Registry
-from kata_pin.records.pins import Pins
 from kata_pin.service import protocol
+from kata_pin.service.options import Core
 from kata_pin.service.sandbox_document import (
     KnownSandbox,
     guest_report,
@@ -234,15 +230,8 @@ class _Seen(Struct, frozen=True):
 class Overview:
     """Gathers; of each sandbox it keeps what changes with passes and messages only."""
 
-    _root: HostRoot
-    _sandboxes: Sandboxes
-    _engine: Engine
-    _registry: Registry
-    _pins: Pins
+    _core: Core
     _guests: Guests
-    _options: Callable[[str], Mapping[str, Any]]
-    _notes: Callable[[str], Iterable[Note]]
-    _thread: Callable[[ThreadKey], Mapping[str, Any]]
     _seen: Memo[_Seen] = field(default_factory=Memo)
     _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
@@ -253,7 +242,7 @@ class Overview:
         None is a moment at which others may run.
         """
         conflicts = self.conflicts()
-        for steps in self._all_facts(self._sandboxes.ids):
+        for steps in self._all_facts(self._core.sandboxes.ids):
             facts = yield from steps
             yield self._encoded(facts, conflicts, self._seen.value(facts.sandbox.id).threads)
 
@@ -263,14 +252,14 @@ class Overview:
             facts = yield from steps
             rows = []
             for part in _parts(facts.report):
-                fresh = with_usage(self._root, part)
+                fresh = with_usage(self._core.root, part)
                 found = thread_reports(fresh, released=facts.released, backed_off=facts.backed_off)
                 rows.append(protocol.encode_items(map(self._with_options, found)))
                 yield None
             yield self._encoded(facts, self.conflicts(), b",".join(rows))
 
     def _with_options(self, row: ThreadRow) -> ThreadRow:
-        fields = self._thread(ThreadKey(row.tgid, row.tid, row.starttime))
+        fields = self._core.options.thread(ThreadKey(row.tgid, row.tid, row.starttime))
         return replace(row, **fields) if fields else row
 
     def facts(self, ids: Iterable[str]) -> Iterator[KnownSandbox]:
@@ -279,10 +268,10 @@ class Overview:
 
     def _all_facts(self, ids: Iterable[str]) -> Iterator[Steps[KnownSandbox]]:
         for memo in (self._seen, self._plans):
-            memo.keep_only(self._sandboxes.ids)
-        node, released, now = self._engine.node(), self._pins.released(), time.monotonic()
+            memo.keep_only(self._core.sandboxes.ids)
+        node, released, now = self._core.engine.node(), self._core.pins.released(), time.monotonic()
         for sandbox_id in ids:
-            cache = self._sandboxes.cache(sandbox_id)
+            cache = self._core.sandboxes.cache(sandbox_id)
             if cache is not None:  # it may have ended a moment ago
                 yield self._facts(sandbox_id, cache, node, now, released=sandbox_id in released)
 
@@ -297,7 +286,7 @@ class Overview:
     ) -> Steps[KnownSandbox]:
         decided = cache.report
         moved = yield from self._moved(cache)
-        containers = self._registry.containers(sandbox_id)
+        containers = self._core.registry.containers(sandbox_id)
         backed_off = frozenset(key.tid for key in cache.other_writers.backed_off(now))
         report = None if decided is None else _elsewhere(decided, moved)
         made_from = (
@@ -328,8 +317,8 @@ class Overview:
                 else guest_report(self._guests.view(sandbox_id, plan[0]), seen.sandbox)
             ),
             writers=cache.writers(now),
-            more_notes=tuple(self._notes(sandbox_id)),
-            **self._options(sandbox_id),
+            more_notes=tuple(self._core.options.notes(sandbox_id)),
+            **self._core.options.facts(sandbox_id),
         )
 
     def _moved(self, cache: SandboxCache) -> Steps[dict[ThreadKey, CpuSet]]:
@@ -340,7 +329,7 @@ class Overview:
         report = cache.report
         if report is None or cache.passing:
             return {}
-        moved = yield from moved_since(self._root, report.threads)
+        moved = yield from moved_since(self._core.root, report.threads)
         return moved if cache.report is report and not cache.passing else {}
 
     def _plan(
@@ -363,7 +352,9 @@ class Overview:
 
     def conflicts(self) -> Conflicts:
         """Return the notes about exclusive pCPUs that several sandboxes claim."""
-        passes = {one: self._sandboxes.entry(one).cache.report for one in self._sandboxes.ids}
+        passes = {
+            one: self._core.sandboxes.entry(one).cache.report for one in self._core.sandboxes.ids
+        }
         placements = {
             one: report.placement
             for one, report in passes.items()
@@ -373,33 +364,35 @@ class Overview:
 
     def names(self) -> Names:
         """Return the id and pod of every sandbox."""
-        ids = self._sandboxes.ids
+        ids = self._core.sandboxes.ids
         return Names(sandboxes=tuple(SandboxName(one, self._pod(one)) for one in ids))
 
     def explanation(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the lines that explain a sandbox's last pass; DaemonError before the first."""
-        cache = self._sandboxes.entry(sandbox_id).cache
+        cache = self._core.sandboxes.entry(sandbox_id).cache
         if cache.report is None or cache.report.placement is None:
             raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
         sandbox = self._sandbox(sandbox_id, cache)
         placement = cache.report.placement
-        placement = replace(placement, notes=(*placement.notes, *self._notes(sandbox_id)))
+        placement = replace(
+            placement, notes=(*placement.notes, *self._core.options.notes(sandbox_id))
+        )
         return explain(
             sandbox,
             _elsewhere(cache.report, finish(self._moved(cache))).threads,
             placement,
-            self._engine.node(),
+            self._core.engine.node(),
             guest=self._guests.lines(sandbox, cache.report),
             now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         )
 
     def _pod(self, sandbox_id: str) -> str:
-        return Sandbox(sandbox_id, self._registry.containers(sandbox_id)).pod
+        return Sandbox(sandbox_id, self._core.registry.containers(sandbox_id)).pod
 
     def _sandbox(self, sandbox_id: str, cache: SandboxCache) -> Sandbox:
         """Return a sandbox as its passes go by it."""
-        containers = self._registry.containers(sandbox_id)
-        return Sandbox(sandbox_id, self._engine.believed(containers, cache), cache.vmm)
+        containers = self._core.registry.containers(sandbox_id)
+        return Sandbox(sandbox_id, self._core.engine.believed(containers, cache), cache.vmm)
 
 
 def _elsewhere(report: Report, moved: Mapping[ThreadKey, CpuSet]) -> Report:
