@@ -91,7 +91,7 @@ async def in_slices(state: State, sandboxes: Iterable[bytes | None]) -> bytes:
         if encoded is not None:
             items.append(encoded)
         await slices.breathe()
-    return protocol.with_items(protocol.encode(state), "sandboxes", b",".join(items))
+    return protocol.with_items(protocol.encode(state), "sandboxes", items)
 
 
 def conflict_notes(
@@ -347,8 +347,8 @@ class Overview:
         data = protocol.encode(sandbox_report(facts, conflicts.get(known, ())))
         plan = self._plans.value(known) if facts.guest is not None else None
         if plan is not None:
-            data = protocol.with_items(data, "vcpus", plan[1])
-        return protocol.with_items(data, "threads", threads)
+            data = protocol.with_items(data, "vcpus", [plan[1]])
+        return protocol.with_items(data, "threads", [threads])
 
     def conflicts(self) -> Conflicts:
         """Return the notes about exclusive pCPUs that several sandboxes claim."""

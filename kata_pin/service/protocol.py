@@ -34,14 +34,19 @@ def encode(document: object) -> bytes:
         return msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
 
 
-def with_items(data: bytes, member: str, items: bytes) -> bytes:
-    """Return an encoded document with encoded items, joined by commas, in its empty list `member`.
+def with_items(data: bytes, member: str, items: Iterable[bytes]) -> bytes:
+    """Return an encoded document with encoded items in its empty list `member`.
 
-    Quotes inside texts are escaped, so the member's name in quotes is the member.
+    Quotes inside texts are escaped, so the member's name in quotes is the member. The items may
+    take megabytes, so they are copied only once.
     """
-    head, name, tail = data.partition(b'"%b":[]' % member.encode())
-    assert name, f"{member} is an empty list"
-    return b"%b%b%b]%b" % (head, name[:-1], items, tail)
+    name = b'"%b":[' % member.encode()
+    start = data.index(name + b"]") + len(name)
+    pieces = list(items)
+    if pieces:
+        pieces[0] = data[:start] + pieces[0]
+        pieces[-1] += data[start:]
+    return b",".join(pieces) if pieces else data
 
 
 def encode_items(items: Iterable[object]) -> bytes:
@@ -101,8 +106,11 @@ def encode_request(verb: str, arguments: Mapping[str, object] | None = None) -> 
 
 
 def encode_reply(document: bytes) -> bytes:
-    """Return the line of a positive reply with an encoded document (service/protocol.py)."""
-    return b'{"version":%d,"ok":true,"document":%b}\n' % (VERSION, document)
+    """Return the line of a positive reply with an encoded document (service/protocol.py).
+
+    Joined: formatting megabytes takes a hundred times as long.
+    """
+    return b"".join((b'{"version":%d,"ok":true,"document":' % VERSION, document, b"}\n"))
 
 
 def encode_error(error: str, hint: str = "") -> bytes:

@@ -119,7 +119,7 @@ def test_encoded_rows_are_put_where_they_belong() -> None:
     evil = '"threads":[]'
     whole = docs.sandbox(evil, "4", docs.thread(1, "vcpu", "4", vcpu=0), handler=evil)
     empty = replace(whole, threads=())
-    rows = encode_items(whole.threads)
+    rows = [encode_items(whole.threads)]
     assert msgspec.json.decode(with_items(encode(empty), "threads", rows)) == msgspec.json.decode(
         encode(whole)
     )
