@@ -13,16 +13,13 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any, Final, NamedTuple
-
-from msgspec import Struct
-from msgspec.structs import astuple, fields
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from kata_pin.base.config.tree import History as Limits
 from kata_pin.base.config.tree import LiveConfig
-from kata_pin.base.documents.answers import NodeEventKind
+from kata_pin.base.documents.answers import Change, NodeEvent, NodeEventKind
 from kata_pin.base.errors import DaemonError, StateError
 from kata_pin.base.placement import GONE, NO_VMM, PassOutcome
 from kata_pin.base.values import ChangeState
@@ -47,26 +44,12 @@ MAX_REASONS: Final = 8
 """Reasons of one pass that are kept: a storm of events has few kinds."""
 
 
-class HistoryRow(Struct, frozen=True):
-    """One row. `waited_us` is from the first event that asked for the pass until its end.
+_COLUMNS: Final = (
+    *("sandbox_id", "pod", "boot_ns", "state", "was_state", "mask", "was_mask", "threads", "moved"),
+    *("waited_us", "reasons"),
+)
+"""`waited_us`: from the first event that asked for the pass until its end; `reasons`: lines."""
 
-    `reasons` are lines.
-    """
-
-    sandbox_id: str
-    pod: str
-    boot_ns: int
-    state: ChangeState
-    was_state: str
-    mask: str | None
-    was_mask: str | None
-    threads: int
-    moved: int
-    waited_us: int
-    reasons: str
-
-
-_COLUMNS: Final = tuple(field.name for field in fields(HistoryRow))
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS history (
     number INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL, pod TEXT NOT NULL,
@@ -74,9 +57,7 @@ CREATE TABLE IF NOT EXISTS history (
     was_mask TEXT, threads INTEGER NOT NULL, moved INTEGER NOT NULL, waited_us INTEGER NOT NULL,
     reasons TEXT NOT NULL)"""
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS history_sandbox ON history (sandbox_id, number)"
-_INSERT: Final = (
-    f"INSERT INTO history ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
-)
+_INSERT: Final = f"INSERT INTO history ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"  # noqa: S608 - constants
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM history"  # noqa: S608 - constants
 
 StateAndMask = tuple[ChangeState, str | None]
@@ -151,27 +132,27 @@ class History:
         limits = self._live.now.history
         if not limits.rows:
             return
-        change = HistoryRow(
-            sandbox_id=outcome.sandbox_id,
-            pod=outcome.pod,
-            boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-            state=now[0],
-            was_state=was_state,
-            mask=now[1],
-            was_mask=was_mask,
-            threads=threads,
-            moved=moved,
-            waited_us=max(0, round((time.monotonic() - outcome.cause.since) * 1e6)),
-            reasons="\n".join(outcome.cause.reasons[:MAX_REASONS]),
-        )
+        change = {
+            "sandbox_id": outcome.sandbox_id,
+            "pod": outcome.pod,
+            "boot_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            "state": now[0],
+            "was_state": was_state,
+            "mask": now[1],
+            "was_mask": was_mask,
+            "threads": threads,
+            "moved": moved,
+            "waited_us": max(0, round((time.monotonic() - outcome.cause.since) * 1e6)),
+            "reasons": "\n".join(outcome.cause.reasons[:MAX_REASONS]),
+        }
         try:
             count = self._counted() + 1
             with self._db.transaction():
-                self._db.run(_INSERT, astuple(change))
-                if change.pod != change.sandbox_id:  # a VM that only starts has no name yet
+                self._db.run(_INSERT, change)
+                if outcome.pod != outcome.sandbox_id:  # a VM that only starts has no name yet
                     self._db.run(
                         "UPDATE history SET pod = ? WHERE sandbox_id = ? AND pod = sandbox_id",
-                        (change.pod, change.sandbox_id),
+                        (outcome.pod, outcome.sandbox_id),
                     )
                 count -= self._evict(outcome.sandbox_id, count, limits)
             self._count = count
@@ -203,7 +184,7 @@ class History:
 
     def changes(
         self, name: str = "", *, since_s: float | None = None, limit: int = MAX_SHOWN
-    ) -> list[HistoryRow]:
+    ) -> tuple[Change, ...]:
         """Return the newest rows, oldest first, of all sandboxes or of those that `name` means.
 
         `name` is an id, namespace/name or name of a pod, of which there may have been several
@@ -221,7 +202,7 @@ class History:
             f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
             [*values, limit],
         )
-        return [HistoryRow(*row) for row in rows][::-1]
+        return tuple(map(_change, reversed(rows)))
 
     def _meant(self, name: str) -> list[str]:
         for condition in (
@@ -236,6 +217,22 @@ class History:
             if ids := [str(row[0]) for row in rows]:
                 return ids
         raise DaemonError(f"no history of {name!r}", hint="kata-pin history shows all there is")
+
+
+def _change(row: tuple[Any, ...]) -> Change:
+    sandbox_id, pod, boot_ns, state, was, mask, was_mask, threads, moved, waited_us, reasons = row
+    return Change(
+        *(*_when(boot_ns), sandbox_id, pod, state, was, mask, was_mask, threads, moved),
+        triggers=tuple(reasons.split("\n")) if reasons else (),
+        latency_ms=round(waited_us / 1000, 3),
+    )
+
+
+def _when(boot_ns: int) -> tuple[str, float]:
+    """Return a time of CLOCK_BOOTTIME as UTC, and how long ago it is in seconds."""
+    age_s = max(0.0, (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - boot_ns) / 1e9)
+    when = datetime.fromtimestamp(time.time() - age_s, tz=UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z"), round(age_s, 3)
 
 
 # Log records as the journal's own entries: a message and fields that can be asked for.
@@ -270,23 +267,8 @@ STARTED: Final = "8c6ce6bfd4fe42c3b2861f5589ad31f9"
 SANDBOX_OVER: Final = "1065ad3515a14370b560c0b2d68886f1"
 DRIFT_FOUND: Final = "237eb708cefb4861969e4d06df5ccfca"
 PASS_FAILED: Final = "c80ede9471bd4d0287fa301d34839d7d"  # noqa: S105 - an id
-EXCLUSIVE_CONFLICT: Final = "b86884964edd4ceca1ad637ac448ed17"
 PROCESS_HUNG: Final = "0c1b7a5de6f84a0f9d0c6a1f3b5e27c4"
 VMM_CLAIMED: Final = "5c1c3f0b0d0b4e6ba8f0e0b7f7c1a6d2"
-ALLOC_SUSPENDED: Final = "3f6b4f2d0f6c4b0a9d2c8e5a71b94c60"
-ALLOC_DECIDES: Final = "a41f0c9be7d64d2f8a5b3c6d1e907f28"
-PLUGIN_CONFLICT: Final = "7d0b9a64c3e14f5fb2a86e1d40c5f933"
-FOREIGN_TASKS: Final = "907d1fa07ca343cca9ace1b28bf0007c"
-QUIET_CHANGED: Final = "3c5f1a0e7b8d4d5c9a6f2e1b0c7d8a94"
-QUIET_WRITER: Final = "b0e4c7d2915a4f3e8d6b1c0f7a29e5d8"
-QUIET_FAILED: Final = "e9a7d3c1f04b4b6a9258d7c3e1f0ab62"
-MEMORY_MOVING: Final = "ea809d631b554f02a24e8045f1f14eee"
-MEMORY_MOVED: Final = "d4d87214b6f9451fa05203514b6bd1bc"
-MEMORY_STAYS: Final = "9c35e332554c4160a3cb325561a8af7f"
-BOUND: Final = "f62b39d7242d4f9b8cf756a1a92c3c43"
-UNBOUND: Final = "b9d3839db91f41d292743633180cbe17"
-CONFIGURATION_RELOADED: Final = "e52c7a1d94b04b3c8f6019d7a3b8c5e4"
-CONFIGURATION_REFUSED: Final = "f7427f4844154fd1b2fd3f3ed7e21ee2"
 """MESSAGE_ID of entries that a machine may wait for; they never change."""
 
 
@@ -384,23 +366,23 @@ def reads_stderr(environ: Mapping[str, str]) -> bool:
 # single sandbox: history.py.
 
 MESSAGE_IDS: Final = {
-    NodeEventKind.RELOADED: CONFIGURATION_RELOADED,
-    NodeEventKind.RELOAD_REFUSED: CONFIGURATION_REFUSED,
-    NodeEventKind.ALLOC_SUSPENDED: ALLOC_SUSPENDED,
-    NodeEventKind.ALLOC_DECIDES: ALLOC_DECIDES,
-    NodeEventKind.PLUGIN_CONFLICT: PLUGIN_CONFLICT,
-    NodeEventKind.EXCLUSIVE_CONFLICT: EXCLUSIVE_CONFLICT,
-    NodeEventKind.FOREIGN_TASKS: FOREIGN_TASKS,
-    NodeEventKind.QUIET_CHANGED: QUIET_CHANGED,
-    NodeEventKind.QUIET_WRITER: QUIET_WRITER,
-    NodeEventKind.QUIET_FAILED: QUIET_FAILED,
-    NodeEventKind.MEMORY_MOVING: MEMORY_MOVING,
-    NodeEventKind.MEMORY_MOVED: MEMORY_MOVED,
-    NodeEventKind.MEMORY_STAYS: MEMORY_STAYS,
-    NodeEventKind.BOUND: BOUND,
-    NodeEventKind.UNBOUND: UNBOUND,
+    NodeEventKind.RELOADED: "e52c7a1d94b04b3c8f6019d7a3b8c5e4",
+    NodeEventKind.RELOAD_REFUSED: "f7427f4844154fd1b2fd3f3ed7e21ee2",
+    NodeEventKind.ALLOC_SUSPENDED: "3f6b4f2d0f6c4b0a9d2c8e5a71b94c60",
+    NodeEventKind.ALLOC_DECIDES: "a41f0c9be7d64d2f8a5b3c6d1e907f28",
+    NodeEventKind.PLUGIN_CONFLICT: "7d0b9a64c3e14f5fb2a86e1d40c5f933",
+    NodeEventKind.EXCLUSIVE_CONFLICT: "b86884964edd4ceca1ad637ac448ed17",
+    NodeEventKind.FOREIGN_TASKS: "907d1fa07ca343cca9ace1b28bf0007c",
+    NodeEventKind.QUIET_CHANGED: "3c5f1a0e7b8d4d5c9a6f2e1b0c7d8a94",
+    NodeEventKind.QUIET_WRITER: "b0e4c7d2915a4f3e8d6b1c0f7a29e5d8",
+    NodeEventKind.QUIET_FAILED: "e9a7d3c1f04b4b6a9258d7c3e1f0ab62",
+    NodeEventKind.MEMORY_MOVING: "ea809d631b554f02a24e8045f1f14eee",
+    NodeEventKind.MEMORY_MOVED: "d4d87214b6f9451fa05203514b6bd1bc",
+    NodeEventKind.MEMORY_STAYS: "9c35e332554c4160a3cb325561a8af7f",
+    NodeEventKind.BOUND: "f62b39d7242d4f9b8cf756a1a92c3c43",
+    NodeEventKind.UNBOUND: "b9d3839db91f41d292743633180cbe17",
 }
-"""The MESSAGE_ID of each kind (docs/logs.md)."""
+"""The MESSAGE_ID of each kind (docs/logs.md); they never change either."""
 
 MAX_ROWS: Final = 1000
 MAX_TEXT: Final = 1000
@@ -410,14 +392,6 @@ CREATE TABLE IF NOT EXISTS node_events (
     number INTEGER PRIMARY KEY, boot_ns INTEGER NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL)"""
 _NODE_EVENTS_INSERT: Final = "INSERT INTO node_events (boot_ns, kind, text) VALUES (?, ?, ?)"
 _EVICT: Final = "DELETE FROM node_events WHERE number <= (SELECT max(number) FROM node_events) - ?"
-
-
-class NodeEvent(NamedTuple):
-    """One row; `boot_ns` is CLOCK_BOOTTIME."""
-
-    boot_ns: int
-    kind: NodeEventKind
-    text: str
 
 
 class NodeEvents:
@@ -459,10 +433,10 @@ class NodeEvents:
 
     def newest(
         self, limit: int, *, since_s: float | None = None, naming: Collection[str] | None = None
-    ) -> list[NodeEvent]:
+    ) -> tuple[NodeEvent, ...]:
         """Return the newest events, oldest first; `naming`: only those that name one of these."""
         if self._db is None:
-            return []
+            return ()
         since = 0
         if since_s is not None:
             since = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(since_s * 1e9)
@@ -472,7 +446,6 @@ class NodeEvents:
             " ORDER BY number DESC LIMIT ?",
             (since, limit if naming is None else MAX_ROWS),
         )
-        events: Iterable[NodeEvent] = map(NodeEvent._make, rows)
         if naming is not None:
-            events = (one for one in events if any(name in one.text for name in naming))
-        return list(islice(events, limit))[::-1]
+            rows = [row for row in rows if any(name in row[2] for name in naming)][:limit]
+        return tuple(NodeEvent(*_when(when), kind, text) for when, kind, text in reversed(rows))

@@ -17,13 +17,13 @@ from typing import Final
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import BindDocument, BoundSandbox, BoundThread, NodeEventKind
 from kata_pin.base.errors import DaemonError, StateError
+from kata_pin.base.json_text import Fields
 from kata_pin.base.placement import MOST_BOUND_S, Binding, PassOutcome, Report
 from kata_pin.base.sandbox import Sandbox
 from kata_pin.engine.runner import PassRunner
 from kata_pin.placement.notes import UNBOUND
 from kata_pin.service import protocol
 from kata_pin.service.options import Core
-from kata_pin.service.request import Request
 
 RETRY_S: Final = 1.0
 """Between tries to end a binding that cannot be removed from the registry."""
@@ -45,9 +45,8 @@ class Bindings:
         self._changed = asyncio.Event()
         self._failed: dict[str, str] = {}
 
-    async def bind(self, request: Request) -> bytes:
+    async def bind(self, fields: Fields) -> bytes:
         """Serve the verb: bind one sandbox, try that, or clear one or all; raises DaemonError."""
-        fields = request.fields
         sandbox_id, dry_run = fields.text("sandbox"), fields.flag("dry_run")
         if sandbox_id and sandbox_id not in self._core.sandboxes.ids:
             raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")

@@ -28,7 +28,8 @@ from kata_pin.base.config.table import as_data
 from kata_pin.base.documents.answers import Applied, AppliedKind, ConfigDocument, Explanation
 from kata_pin.base.documents.check import Findings
 from kata_pin.base.documents.measured import WatchDocument
-from kata_pin.base.errors import DaemonError, KataPinError
+from kata_pin.base.errors import DaemonError, KataPinError, ParseError, RemoteProtocolError
+from kata_pin.base.json_text import Fields, load
 from kata_pin.base.placement import Report
 from kata_pin.engine.runner import PassRunner
 from kata_pin.guest.manager import Guests
@@ -41,8 +42,7 @@ from kata_pin.service.bindings import Bindings
 from kata_pin.service.documents import Overview, history_report, utc
 from kata_pin.service.exchange import MAX_REQUEST, LineDecoder
 from kata_pin.service.options import Core
-from kata_pin.service.protocol import encode_error, encode_reply
-from kata_pin.service.request import Request, parse_request
+from kata_pin.service.protocol import check_version, encode_error, encode_reply
 from kata_pin.service.sandbox_document import applied
 
 log = logging.getLogger(__name__)
@@ -164,8 +164,8 @@ REQUEST_S: Final = 5.0
 """Longest a client may take to send a request, and to take the reply."""
 VERB_S: Final = 30.0
 
-Verb = Callable[[Request], Awaitable[bytes]]
-"""Takes a request, returns the encoded document; raises KataPinError to refuse."""
+Verb = Callable[[Fields], Awaitable[bytes]]
+"""Takes the arguments of a request, returns the encoded document; raises KataPinError to refuse."""
 
 
 class ControlServer(Struct, frozen=True):
@@ -213,18 +213,35 @@ class ControlServer(Struct, frozen=True):
         return await self._readers.answer(uid, line, partial(self._answer, line))
 
     async def _answer(self, line: bytes) -> bytes:
-        request = parse_request(line)
-        verb = self.verbs.get(request.verb)
+        name, arguments = parse_request(line)
+        verb = self.verbs.get(name)
         if verb is None:
             known = ", ".join(sorted(self.verbs))
-            return encode_error(f"unknown verb {request.verb!r}", f"this socket knows {known}")
+            return encode_error(f"unknown verb {name!r}", f"this socket knows {known}")
         try:
             async with asyncio.timeout(VERB_S):
-                return encode_reply(await verb(request))
+                return encode_reply(await verb(arguments))
         except KataPinError as error:
             return encode_error(error.message, error.hint)
         except TimeoutError:
-            return encode_error(f"{request.verb} took longer than {VERB_S:.0f} s")
+            return encode_error(f"{name} took longer than {VERB_S:.0f} s")
+
+
+def parse_request(line: bytes) -> tuple[str, Fields]:
+    """Return the verb and the arguments of a request line, with or without its newline.
+
+    It comes from any member of the daemon's group, so it is bounded like other JSON from outside
+    (base/json_text.py). Raises RemoteProtocolError; the getters of the arguments a ParseError.
+    """
+    try:
+        value = load(line, source="request", limit=MAX_REQUEST, values=MAX_REQUEST)
+        fields = Fields(value, source="request")
+        version = fields.need("version").number("version", 0, 1 << 31)
+        verb = fields.need("verb").text("verb", limit=64)
+    except ParseError as error:
+        raise RemoteProtocolError(str(error)) from error
+    check_version("request", version or 0)
+    return verb, Fields(value, source=f"request {verb}")
 
 
 async def _converse(
@@ -293,36 +310,34 @@ class Commands(Struct, frozen=True):
             "bind": self.bindings.bind,
         }
 
-    async def _ping(self, _request: Request) -> bytes:
+    async def _ping(self, _arguments: Fields) -> bytes:
         return b"{}"
 
-    async def _names(self, _request: Request) -> bytes:
+    async def _names(self, _arguments: Fields) -> bytes:
         return protocol.encode(self.overview.names())
 
-    async def _state(self, request: Request) -> bytes:
-        named = request.fields.text("sandbox")
-        return await self.state(self._selected(request)[0] if named else "")
+    async def _state(self, arguments: Fields) -> bytes:
+        named = arguments.text("sandbox")
+        return await self.state(self._selected(arguments)[0] if named else "")
 
-    async def _explain(self, request: Request) -> bytes:
-        (sandbox_id,) = self._selected(request, need=True)
+    async def _explain(self, arguments: Fields) -> bytes:
+        (sandbox_id,) = self._selected(arguments, need=True)
         lines = self.overview.explanation(sandbox_id)
         return protocol.encode(Explanation(sandbox=sandbox_id, lines=lines))
 
-    async def _history(self, request: Request) -> bytes:
-        fields = request.fields
-        since_s = fields.number("since_s", 0, MAX_SINCE_S)
-        limit = fields.number("limit", 1, MAX_SHOWN) or MAX_SHOWN
-        sandbox = fields.text("sandbox")
-        found = self.history.changes(sandbox, since_s=since_s, limit=limit)
-        naming = {one.sandbox_id for one in found} if sandbox else None
-        events = self.core.events.newest(limit, since_s=since_s, naming=naming)
-        return protocol.encode(history_report(found, events))
+    async def _history(self, arguments: Fields) -> bytes:
+        since_s = arguments.number("since_s", 0, MAX_SINCE_S)
+        limit = arguments.number("limit", 1, MAX_SHOWN) or MAX_SHOWN
+        name = arguments.text("sandbox")
+        return protocol.encode(
+            history_report(self.history, self.core.events, name, since_s=since_s, limit=limit)
+        )
 
-    async def _config(self, _request: Request) -> bytes:
+    async def _config(self, _arguments: Fields) -> bytes:
         settings, refused = as_data(self.core.live.now), self.reload.refused
         return protocol.encode(ConfigDocument(settings=settings, running=True, refused=refused))
 
-    async def _watch(self, _request: Request) -> bytes:
+    async def _watch(self, _arguments: Fields) -> bytes:
         make = self.core.options.verbs().get("watch")
         if make is not None:
             return protocol.encode(make())
@@ -331,31 +346,31 @@ class Commands(Struct, frozen=True):
             WatchDocument(time=utc(time.time()), max_foreign_percent=limit, problem="", pcpus=())
         )
 
-    async def _findings(self, _request: Request) -> bytes:
+    async def _findings(self, _arguments: Fields) -> bytes:
         return protocol.encode(Findings(findings=tuple(self.core.options.findings())))
 
-    async def _option(self, request: Request) -> bytes:
+    async def _option(self, arguments: Fields) -> bytes:
         """Return the document that an option of another package answers to a verb of its own."""
-        name = request.fields.text("name")
+        name = arguments.text("name")
         make = self.core.options.verbs().get(name)
         if make is None:
             raise DaemonError(f"no option answers {name!r}", hint="its section switches it on")
         return protocol.encode(make())
 
-    async def _pin(self, request: Request) -> bytes:
+    async def _pin(self, arguments: Fields) -> bytes:
         if not self.core.live.acts:
             raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
-        chosen = self._selected(request)
+        chosen = self._selected(arguments)
         self.core.pins.set_released(chosen, released=False)
         return await self._pass_over(chosen, "pin")
 
-    async def _reconcile(self, request: Request) -> bytes:
-        return await self._pass_over(self._selected(request), "reconcile")
+    async def _reconcile(self, arguments: Fields) -> bytes:
+        return await self._pass_over(self._selected(arguments), "reconcile")
 
-    async def _unpin(self, request: Request) -> bytes:
-        return await self._release_now(self._selected(request), remember=True)
+    async def _unpin(self, arguments: Fields) -> bytes:
+        return await self._release_now(self._selected(arguments), remember=True)
 
-    async def _release(self, _request: Request) -> bytes:
+    async def _release(self, _arguments: Fields) -> bytes:
         """Restore every affinity, and set none until the daemon is restarted (uninstall).
 
         Unlike unpin this is not remembered: the next daemon, if there is one, pins again.
@@ -364,7 +379,7 @@ class Commands(Struct, frozen=True):
         kept = await self.core.options.give_back()
         return await self._release_now(self.core.sandboxes.ids, kept, remember=False)
 
-    async def _reload(self, _request: Request) -> bytes:
+    async def _reload(self, _arguments: Fields) -> bytes:
         problem = self.reload()
         if problem:
             raise DaemonError(f"configuration not reloaded: {problem}")
@@ -403,9 +418,9 @@ class Commands(Struct, frozen=True):
         )
         return protocol.encode(Applied(kind=verb, sandboxes=done, **kept))
 
-    def _selected(self, request: Request, *, need: bool = False) -> list[str]:
+    def _selected(self, arguments: Fields, *, need: bool = False) -> list[str]:
         """Return the sandbox that a request names by its id; all where it names none."""
-        sandbox_id = request.fields.text("sandbox")
+        sandbox_id = arguments.text("sandbox")
         if not sandbox_id and not need:
             return self.core.sandboxes.ids
         if sandbox_id not in self.core.sandboxes.ids:

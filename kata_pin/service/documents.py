@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from kata_pin.base import placement
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.documents.answers import Change, HistoryDocument, Names, NodeEvent, SandboxName
+from kata_pin.base.documents.answers import HistoryDocument, Names, SandboxName
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.documents.pools import Allocation
 from kata_pin.base.documents.state import CpuPlace, KeptQuiet, Kubelet, Node, State
@@ -33,7 +32,7 @@ from kata_pin.guest.manager import Guests
 from kata_pin.linux.tasks import moved_since, with_usage
 from kata_pin.placement.explain import explain
 from kata_pin.placement.masks import conflicts
-from kata_pin.records import history
+from kata_pin.records.history import History, NodeEvents
 from kata_pin.service import protocol
 from kata_pin.service.options import Core
 from kata_pin.service.sandbox_document import (
@@ -134,42 +133,13 @@ def _node(known: placement.Node, mode: Mode) -> Node:
 
 
 def history_report(
-    rows: Iterable[history.HistoryRow], events: Iterable[history.NodeEvent] = ()
+    history: History, events: NodeEvents, name: str, *, since_s: int | None, limit: int
 ) -> HistoryDocument:
-    """Return the `history` document."""
-    now_ns, now = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time()
-    return HistoryDocument(
-        time=utc(now),
-        changes=tuple(_change(row, now_ns, now) for row in rows),
-        events=tuple(
-            NodeEvent(*_when(one.boot_ns, now_ns, now), one.kind, one.text) for one in events
-        ),
-    )
-
-
-def _when(boot_ns: int, now_ns: int, now: float) -> tuple[str, float]:
-    """Return a time of CLOCK_BOOTTIME as UTC, and how long ago it is in seconds."""
-    age_s = max(0.0, (now_ns - boot_ns) / 1e9)
-    when = datetime.fromtimestamp(now - age_s, tz=UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z"), round(age_s, 3)
-
-
-def _change(row: history.HistoryRow, now_ns: int, now: float) -> Change:
-    when, age_s = _when(row.boot_ns, now_ns, now)
-    return Change(
-        time=when,
-        age_s=age_s,
-        sandbox=row.sandbox_id,
-        pod=row.pod,
-        state=row.state,
-        previous_state=row.was_state,
-        mask=row.mask,
-        previous_mask=row.was_mask,
-        threads=row.threads,
-        moved=row.moved,
-        triggers=tuple(row.reasons.split("\n")) if row.reasons else (),
-        latency_ms=round(row.waited_us / 1000, 3),
-    )
+    """Return the `history` document: of all, or of the sandboxes that a name means."""
+    changes = history.changes(name, since_s=since_s, limit=limit)
+    naming = {one.sandbox for one in changes} if name else None
+    found = events.newest(limit, since_s=since_s, naming=naming)
+    return HistoryDocument(time=utc(time.time()), changes=changes, events=found)
 
 
 def utc(seconds: float) -> str:

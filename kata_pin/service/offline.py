@@ -92,10 +92,7 @@ def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Hi
     """Return the `history` document as the registry's file has it; raises KataPinError."""
     with contextlib.closing(registry_copy(config.runtime_dir)) as registry:
         history = History(registry, LiveConfig(config))
-        found = history.changes(name, since_s=since_s, limit=limit)
-        naming = {one.sandbox_id for one in found} if name else None
-        events = NodeEvents(registry).newest(limit, since_s=since_s, naming=naming)
-        return history_report(found, events)
+        return history_report(history, NodeEvents(registry), name, since_s=since_s, limit=limit)
 
 
 def pin(config: Config, sandbox_id: str | None) -> Applied:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from kata_pin.base.documents.state import State
+from kata_pin.base.json_text import Fields
 from kata_pin.service.protocol import decode
-from kata_pin.service.request import Request
 from tests.bench.audits import SANDBOXES
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.node import BenchNode
@@ -55,7 +55,7 @@ async def _figures(node: BenchNode, sandboxes: Crowd, rounds: int) -> list[Row]:
 
 
 async def _state(daemon: LocalService, **arguments: str) -> bytes:
-    return await daemon.parts.controls[0].verbs["state"](Request("state", arguments))
+    return await daemon.parts.controls[0].verbs["state"](Fields(arguments, source="state"))
 
 
 async def _taken(daemon: LocalService, **arguments: str) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from kata_pin.linux import proc
 from kata_pin.peers import kata, qemu, vmm_cmdline
 from kata_pin.peers.kubelet import checkpoint as kubelet
 from kata_pin.peers.oci import Phase, parse_config, parse_state, record
-from kata_pin.service import request
+from kata_pin.service import commands
 from tests.support.recordings import DATA, files
 
 PARSERS: dict[str, Callable[[bytes], object]] = {
@@ -29,7 +29,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "container state": kata.container_state,
     "kubelet": kubelet.parse_checkpoint,
     "kata config": lambda data: kata.parse_kata_config(data.decode("utf-8", "replace")),
-    "request": request.parse_request,
+    "request": commands.parse_request,
     "stat": proc.parse_stat,
     "syscall": proc.parse_syscall,
     "cgroup": proc.parse_cgroup,

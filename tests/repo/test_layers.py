@@ -91,7 +91,6 @@ CODECS = {
     "peers/qemu.py",
     "peers/ttrpc.py",
     "peers/vmm_cmdline.py",
-    "service/request.py",
 }
 """Modules of other rooms that are pure functions too."""
 

@@ -25,7 +25,6 @@ EXCEPTIONS: Final = {
     "Metrics": SECTION,
     "Mount": DOCUMENT,
     "Node": DOCUMENT,
-    "NodeEvent": DOCUMENT,
     "Note": DOCUMENT,
     "Nri": SECTION,
     "Pools": DOCUMENT,

@@ -215,8 +215,8 @@ def _state() -> tuple[Parser, int, int]:
 
 
 def _request() -> tuple[Parser, int, int]:
+    from kata_pin.service.commands import parse_request
     from kata_pin.service.exchange import MAX_REQUEST
-    from kata_pin.service.request import parse_request
 
     return parse_request, MAX_REQUEST, MAX_REQUEST
 

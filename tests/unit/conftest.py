@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import Names, SandboxName
+from kata_pin.base.json_text import Fields
 from kata_pin.records.containers import Registry
 from kata_pin.service.commands import ControlServer, Verb
 from kata_pin.service.protocol import encode
-from kata_pin.service.request import Request
 
-Answers = dict[str, Callable[[Request], Any]]
+Answers = dict[str, Callable[[Fields], Any]]
 Serve = Callable[[Answers], Path]
 
 
@@ -40,8 +40,8 @@ def plain(document: object) -> Any:
     return json.loads(encode(document))
 
 
-def _verb(answer: Callable[[Request], Any]) -> Verb:
-    async def verb(request: Request) -> bytes:
+def _verb(answer: Callable[[Fields], Any]) -> Verb:
+    async def verb(request: Fields) -> bytes:
         return encode(answer(request))
 
     return verb
@@ -53,12 +53,12 @@ def _whole(answers: Answers) -> Answers:
     if "state" not in answers:
         return answers
 
-    def names(request: Request) -> Names:
+    def names(request: Fields) -> Names:
         found = answers["state"](request).sandboxes
         return Names(sandboxes=tuple(SandboxName(one.id, one.pod) for one in found))
 
-    def state(request: Request) -> object:
-        found, wanted = answers["state"](request), request.fields.text("sandbox")
+    def state(request: Fields) -> object:
+        found, wanted = answers["state"](request), request.text("sandbox")
         if not wanted:
             return found
         chosen = tuple(one for one in found.sandboxes if one.id == wanted)

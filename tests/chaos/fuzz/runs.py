@@ -31,7 +31,7 @@ from kata_pin.rights.broker import pages, protocol, threads, tunables
 from kata_pin.rights.broker.protocol import parse_settings
 from kata_pin.rights.broker.rows import ROWS
 from kata_pin.service import protocol as service_protocol
-from kata_pin.service import request
+from kata_pin.service.commands import parse_request
 from kata_pin.service.configuration import from_text
 from kata_pin.service.exchange import LineDecoder
 
@@ -450,8 +450,8 @@ def run_kernel(data: bytes) -> None:
 
 def run_control(data: bytes) -> None:
     for line in LineDecoder().feed(data):
-        asked = request.parse_request(line)
-        asked.fields.text("sandbox")
+        _, arguments = parse_request(line)
+        arguments.text("sandbox")
 
 
 def run_reply(data: bytes) -> None:

@@ -14,9 +14,9 @@ from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.state import State
 from kata_pin.base.errors import DaemonError, KataPinError
+from kata_pin.base.json_text import Fields
 from kata_pin.cli.quick import COMMANDS
 from kata_pin.cli.reports import who
-from kata_pin.service.request import Request
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
 from tests.unit.conftest import Serve, plain
@@ -108,8 +108,8 @@ def test_explain_asks_for_the_whole_id(serve: Serve, capsys: pytest.CaptureFixtu
     """The daemon is asked by id, whatever the user typed."""
     asked: list[str] = []
 
-    def explain(request: Request) -> object:
-        asked.append(request.fields.text("sandbox"))
+    def explain(request: Fields) -> object:
+        asked.append(request.text("sandbox"))
         return docs.explained()
 
     config = serve({**_state(), "explain": explain})
@@ -153,7 +153,7 @@ def test_check_says_when_the_daemon_refused(
 ) -> None:
     """No state document is status 4 too."""
 
-    def refuse(_: Request) -> object:
+    def refuse(_: Fields) -> object:
         raise DaemonError("the state is not for you", hint="ask root")
 
     config = str(serve({"state": refuse}))
@@ -218,16 +218,16 @@ def test_unpin_exits_1_when_an_option_restored_nothing(
 
 def test_unpin_without_a_name_means_all(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """No sandbox is named to the daemon then; with a name its id is."""
-    asked: list[dict[str, object]] = []
+    asked: list[str] = []
 
-    def unpin(request: Request) -> object:
-        asked.append(dict(request.arguments))
+    def unpin(request: Fields) -> object:
+        asked.append(request.text("sandbox"))
         return {"version": 2, "kind": "unpin", "sandboxes": []}
 
     config = serve({**_state(), "unpin": unpin})
     assert run(["unpin", "--config", str(config)]) == 0
     assert run(["unpin", "db-0", "--config", str(config)]) == 0
-    assert asked == [{}, {"sandbox": docs.database().id}]
+    assert asked == ["", docs.database().id]
     assert "no sandboxes" in capsys.readouterr().out
 
 
@@ -236,7 +236,7 @@ def test_a_refusal_of_the_daemon_is_one_line(
 ) -> None:
     """What the daemon refuses is printed with its hint, as JSON too where asked."""
 
-    def refuse(_: Request) -> object:
+    def refuse(_: Fields) -> object:
         raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
 
     config = str(serve({**_state(), "pin": refuse}))

@@ -66,7 +66,7 @@ class Kept:
 
     def rows(self) -> list[tuple[str, str, str | None, int]]:
         """Return the main facts of every row."""
-        return [(c.sandbox_id, c.state, c.mask, c.moved) for c in self.history.changes()]
+        return [(c.sandbox, c.state, c.mask, c.moved) for c in self.history.changes()]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_name_that_comes_later_is_the_first_rows_too(kept: Kept) -> None:
     kept.history.passed(_passed("s1", pod="s1"))
     kept.history.passed(_passed("s2", pod="s2"))
     kept.history.passed(_passed("s1", mask="2", pod="shop/web"))
-    assert [(c.sandbox_id, c.pod) for c in kept.history.changes()] == [
+    assert [(c.sandbox, c.pod) for c in kept.history.changes()] == [
         ("s1", "shop/web"),
         ("s2", "s2"),
         ("s1", "shop/web"),
@@ -128,7 +128,7 @@ def test_a_file_without_the_table_is_no_reason_to_begin_anew(kept: Kept) -> None
     with closing(Registry.copy_of(kept.path, boot_id="b")) as copy:
         assert len(History(copy, LiveConfig(Config())).changes()) == 1
     with closing(Registry.copy_of(kept.path + "-none", boot_id="b")) as nothing:
-        assert History(nothing, LiveConfig(Config())).changes() == []
+        assert History(nothing, LiveConfig(Config())).changes() == ()
 
 
 def test_a_history_that_cannot_be_written_disturbs_nobody(kept: Kept) -> None:

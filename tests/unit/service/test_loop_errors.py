@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.json_text import Fields
 from kata_pin.service.commands import ControlServer
 from kata_pin.service.process import LoopErrors
-from kata_pin.service.request import Request
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def no_more_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def _ping(_request: Request) -> bytes:
+async def _ping(_request: Fields) -> bytes:
     return b"{}"
 
 

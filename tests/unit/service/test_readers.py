@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.json_text import Fields
 from kata_pin.service.commands import (
     BURST,
     FRESH_S,
@@ -23,7 +24,6 @@ from kata_pin.service.commands import (
     ControlServer,
     Readers,
 )
-from kata_pin.service.request import Request
 
 MEMBER = 4242
 WORK_S = 0.03
@@ -58,7 +58,7 @@ class Documents:
     def __init__(self) -> None:
         self.made = 0
 
-    async def state(self, _request: Request) -> bytes:
+    async def state(self, _request: Fields) -> bytes:
         """Return a document, made in slices."""
         self.made += 1
         for _ in range(10):

@@ -25,6 +25,7 @@ from kata_pin.base.documents.answers import Applied, AppliedSandbox
 from kata_pin.base.documents.document import Note
 from kata_pin.base.documents.pools import KeptCpuset
 from kata_pin.base.errors import DaemonError, HostError, KataPinError, ParseError, StateError
+from kata_pin.base.json_text import Fields
 from kata_pin.base.values import NoteLevel
 from kata_pin.cli.commands.install import (
     NO_HOOKS,
@@ -55,7 +56,6 @@ from kata_pin.linux.process import open_locked
 from kata_pin.service.commands import ControlServer
 from kata_pin.service.configuration import DEFAULT_FILE, from_text
 from kata_pin.service.protocol import encode
-from kata_pin.service.request import Request
 from tests.support.commandline import run
 from tests.support.hooks import runtime_directory
 
@@ -818,11 +818,11 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
         by_ourselves.append(chosen)
         return NOTHING
 
-    async def release(request: Request) -> bytes:
-        asked.append(request.verb)
+    async def release(_: Fields) -> bytes:
+        asked.append("release")
         return encode(NOTHING)
 
-    async def ping(_: Request) -> bytes:
+    async def ping(_: Fields) -> bytes:
         return b"{}"
 
     with runtime_directory() as directory:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, Holder
 from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.placement import KubeletState, Node
 from kata_pin.base.sandbox import Container
 from kata_pin.base.settings import ExclusiveMode, PlacementSettings
@@ -21,7 +22,7 @@ from kata_pin.options.allocation.option import allocation_report
 from kata_pin.options.allocation.policies import BUILTIN
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
-from kata_pin.records.history import EXCLUSIVE_CONFLICT
+from kata_pin.records.history import MESSAGE_IDS
 from tests.support.allotted import Host, Moves, allocator, looking, ordered, request
 from tests.support.world import cpus, flat
 
@@ -117,7 +118,7 @@ def test_a_conflict_is_reported_and_nothing_moved(
     found = [one for one in caplog.records if "exclusive to shop/theirs" in one.getMessage()]
     assert len(found) == 1
     fields = found[0].__dict__["journal"]
-    assert fields["MESSAGE_ID"] == EXCLUSIVE_CONFLICT
+    assert fields["MESSAGE_ID"] == MESSAGE_IDS[NodeEventKind.EXCLUSIVE_CONFLICT]
     assert (fields["CPUS"], fields["HOLDER"]) == (str(had.first), "c-theirs")
     assert own(begun, "ours") == had
     assert [note.code for note in begun.notes] == ["alloc-conflict"]
