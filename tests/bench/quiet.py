@@ -11,7 +11,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EPERM
 from pathlib import Path
@@ -19,8 +19,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from kata_pin.base.values import QuietLevel
-from kata_pin.options.quiet.keeper import TunableSource
-from kata_pin.options.quiet.kernel_work import KernelWork
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns
 from tests.bench.node import BenchNode
 from tests.support import world
@@ -35,13 +33,9 @@ BAR_MS = 5.0
 
 
 class Node(QuietNode):
-    """A node whose keeper has the source of `full`."""
+    """A node that has the files of `full` too."""
 
     tree: WorkTree
-
-    def sources(self) -> Sequence[TunableSource]:
-        """Return what `full` looks at."""
-        return [KernelWork(self.tree.host, self.live)]
 
 
 def measure(_: BenchNode, rounds: int) -> Iterator[Row]:

@@ -21,8 +21,6 @@ from hypothesis.stateful import (
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.values import QuietLevel
-from kata_pin.options.quiet.keeper import TunableSource
-from kata_pin.options.quiet.kernel_work import KernelWork
 from kata_pin.options.quiet.tuner import LEFT_S
 from kata_pin.rights.broker.tunables import TunableWrite, TunableWritten
 from tests.support import world
@@ -60,16 +58,6 @@ class KilledError(Exception):
     """The daemon ends here, as by kill -9."""
 
 
-class FullNode(QuietNode):
-    """A node whose keeper has the source of `full`."""
-
-    tree: WorkTree
-
-    def sources(self) -> Sequence[TunableSource]:
-        """Return what `full` looks at."""
-        return [KernelWork(self.tree.host, self.live)]
-
-
 class Node(RuleBasedStateMachine):
     """Pods, levels, pCPUs, devices, other writers and kills, in any order."""
 
@@ -84,7 +72,7 @@ class Node(RuleBasedStateMachine):
         tree.add(MANAGED, Line("PCI-MSIX-0000:00:04.0 1-edge nvme0q5", "4-5", 0, EPERM, 0o444))
         tree.add_thread(THREAD, "kswapd0", "0-15")
         self.tree = tree
-        self.node = FullNode(Path(self.folder.name), tree, TOPOLOGY)
+        self.node = QuietNode(Path(self.folder.name), tree, TOPOLOGY)
         self.first: dict[int, set[str]] = {n: {mask} for n, (_, mask, _) in LINES.items()}
         self.first[DEFAULT] = {str(EVERY)}
         """What each mask may be in the end: the first one, and what others wrote."""

@@ -14,7 +14,7 @@ BARRIERS = {
     "guest/keeper.py": ["attempt"],
     "engine/runner.py": ["_notify"],
     "service/audits.py": ["_all_of"],
-    "options/quiet/keeper.py": ["run"],
+    "options/quiet/keeper.py": ["_run"],
     "options/memory/keeper.py": ["_settle"],
     "records/hooks.py": ["_serve_one"],
     "peers/nri/session.py": ["_adopted", "_decide", "data_received"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,7 +20,7 @@ from kata_pin.base.values import QuietLevel
 from kata_pin.engine.node import NodeWatch
 from kata_pin.options.quiet import keeper, tuner
 from kata_pin.options.quiet.claims import PodFacts
-from kata_pin.options.quiet.keeper import QuietKeeper, TunableSource
+from kata_pin.options.quiet.keeper import QuietKeeper
 from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableRecord
 from kata_pin.placement.place import place
@@ -78,7 +78,7 @@ class QuietNode:
                 lambda name, _: self.annotations.get(name, {}),
                 lambda _: self.devices,
             ),
-            sources=self.sources(),
+            is_settled=lambda: True,
         )
         for pod in self.pods:
             self.run_pod(pod, self.pods[pod])
@@ -96,10 +96,6 @@ class QuietNode:
     def _containers(self, name: str) -> tuple[Container, ...]:
         made = world.exclusive(f"c-{name}", self.pods.get(name, "0"))
         return (replace(made, bundle=self.bundles, pod_name=name, pod_namespace="ns"),)
-
-    def sources(self) -> Sequence[TunableSource]:
-        """Return what a keeper looks at beside interrupts."""
-        return ()
 
     def run_pod(self, name: str, cpus: str) -> None:
         """Have a pass over a pod with these exclusive pCPUs."""

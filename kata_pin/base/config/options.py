@@ -83,7 +83,7 @@ OPTIONS: Final = (
     ),
     Option(
         "quiet",
-        "kata_pin.options.quiet.option",
+        "kata_pin.options.quiet.keeper",
         lambda config: config.quiet.acts,
         "tunables",
         doctor="kata_pin.options.quiet.disturbance:prerequisites",

@@ -1,7 +1,4 @@
-"""Keeps interrupts off quiet pCPUs.
-
-It has one desired state for the node, and restores that state in each round.
-"""
+"""Quiet pCPUs: interrupts and kernel work that are kept off exclusive ones (`quiet`)."""
 
 from __future__ import annotations
 
@@ -10,22 +7,32 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
 from kata_pin.base.config.tree import Config, LiveConfig
-from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, HostTopology
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.errors import KataPinError, reason_of
-from kata_pin.base.placement import PassOutcome
+from kata_pin.base.placement import Note, PassOutcome
 from kata_pin.base.values import count
-from kata_pin.engine.counters import Observer
+from kata_pin.engine.counters import MetricRow, Shown, readings
 from kata_pin.engine.node import NodeWatch
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.interrupts import Interrupt, InterruptTable, default_mask
-from kata_pin.options.quiet.claims import PodFacts, QuietClaims, QuietStatus
+from kata_pin.linux.process import vfio_devices
+from kata_pin.options.quiet.claims import (
+    PodFacts,
+    QuietClaims,
+    QuietStatus,
+    kept_quiet,
+    node_notes,
+    quiet_notes,
+    quiet_sandbox,
+)
 from kata_pin.options.quiet.decide import (
     default_mask_goal,
     first_mask,
@@ -34,7 +41,13 @@ from kata_pin.options.quiet.decide import (
     quiet_state,
 )
 from kata_pin.options.quiet.findings import listed
-from kata_pin.options.quiet.kernel_work import FOLDER, IrqbalanceProcesses, TunableFiles
+from kata_pin.options.quiet.kernel_work import (
+    FOLDER,
+    WORK_KINDS,
+    IrqbalanceProcesses,
+    KernelWork,
+    TunableFiles,
+)
 from kata_pin.options.quiet.read import processes
 from kata_pin.options.quiet.services import read_crio, read_tuned, socket_changes
 from kata_pin.options.quiet.tuner import Tunables, Tuner, TunerOutcome, Writer
@@ -52,6 +65,7 @@ from kata_pin.options.quiet.values import (
     Unknown,
 )
 from kata_pin.records.history import NodeEvents
+from kata_pin.service.options import Core, Running
 
 log = logging.getLogger(__name__)
 
@@ -190,32 +204,6 @@ START_S: Final = 60.0
 _DEFAULT: Final = TunableKey(TunableKind.DEFAULT_MASK)
 
 
-class TunableSource(Protocol):
-    """More tunables than interrupts, for other levels than `irq`.
-
-    `kinds` are its own; what is recorded of them and no longer there is forgotten.
-    """
-
-    kinds: Mapping[TunableKind, Writer]
-
-    async def observe(self, *, fresh: bool) -> Sequence[Observed]:
-        """Return what there is now, or unless it must be `fresh` what there was; KataPinError."""
-
-    def goals(
-        self,
-        topology: HostTopology,
-        state: QuietState,
-        claims: Sequence[QuietClaim],
-        seen: Sequence[Observed],
-    ) -> Mapping[TunableKey, Goal]:
-        """Return how they must be; those without a goal are given back."""
-
-    def problems(
-        self, state: QuietState, claims: Iterable[QuietClaim], seen: Sequence[Observed]
-    ) -> Iterable[tuple[str, str]]:
-        """Yield by sandbox what it does not get, and why."""
-
-
 _Desired = tuple[HostTopology, QuietState, Sequence[QuietClaim], Config]
 """All that goals are made of but for what is observed."""
 
@@ -230,8 +218,11 @@ class _Lines(NamedTuple):
     vfio: bool
 
 
-class QuietKeeper(Observer):
-    """Keeps interrupts, and what other sources have, off quiet pCPUs."""
+class QuietKeeper(Running):
+    """Keeps interrupts and the kernel's own work off quiet pCPUs.
+
+    `is_settled` returns whether every sandbox has had a pass since the start, or has ended.
+    """
 
     def __init__(
         self,
@@ -242,9 +233,10 @@ class QuietKeeper(Observer):
         store: Tunables,
         events: NodeEvents,
         facts: PodFacts,
-        sources: Sequence[TunableSource] = (),
+        is_settled: Callable[[], bool],
     ) -> None:
         """Raises StateError."""
+        self._is_settled = is_settled
         self._root = root
         self._node = node
         self._live = live
@@ -253,15 +245,9 @@ class QuietKeeper(Observer):
         self._table = InterruptTable(root)
         self._lines = _Lines(-1, (), (), frozenset(), vfio=False)
         self._irqbalance = IrqbalanceProcesses(root)
-        self._sources = sources
-        files = TunableFiles(root)
-        writers: dict[TunableKind, Writer] = {
-            **dict.fromkeys((TunableKind.INTERRUPT, TunableKind.DEFAULT_MASK), files.write),
-            TunableKind.IRQBALANCE: self._irqbalance.write,
-        }
-        for source in sources:
-            writers |= source.kinds
-        self._tuner = Tuner(store, writers)
+        self._work = KernelWork(root, live)
+        writers: dict[TunableKind, Writer] = dict.fromkeys(TunableKind, TunableFiles(root).write)
+        self._tuner = Tuner(store, writers | {TunableKind.IRQBALANCE: self._irqbalance.write})
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._online = EMPTY
@@ -271,9 +257,9 @@ class QuietKeeper(Observer):
         self._goals: Mapping[TunableKey, Goal] = {}
         """Made of `_inputs`."""
         self._look_at = 0.0
-        """When sources are read again, whether something is due or not."""
+        """When the kernel's own work is read again, whether something is due or not."""
         self._refused: dict[str, list[str]] = {}
-        """By sandbox what sources cannot do, and why, as of their last reading."""
+        """By sandbox what idle states and governors it does not get, as of their last reading."""
         self.status = QuietStatus()
 
     def passed(self, outcome: PassOutcome) -> None:
@@ -287,23 +273,52 @@ class QuietKeeper(Observer):
         if self._claims.ended(outcome.sandbox_id):
             self._wake.set()
 
-    def exclusive(self, sandbox_id: str) -> CpuSet:
-        """Return the exclusive pCPUs of a sandbox, as its last pass left it."""
-        return self._claims.exclusive(sandbox_id)
+    def tasks(self) -> Iterator[Coroutine[object, object, None]]:
+        """Yield the rounds, and what wakes them."""
+        yield self._run()
+        yield self._follow_irqbalance()
 
-    def look(self) -> None:
-        """Look again soon: something of the node changed."""
-        self._wake.set()
+    def notes(self, sandbox_id: str) -> Iterator[Note]:
+        """Yield why pCPUs of a sandbox are not quiet."""
+        return quiet_notes(self.status, sandbox_id)
 
-    async def run(self, settled: Callable[[], bool]) -> None:
+    def node_notes(self) -> Iterator[Note]:
+        """Yield what could not be written."""
+        return node_notes(self.status)
+
+    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
+        """Return which pCPUs of a sandbox are quiet."""
+        exclusive = self._claims.exclusive(sandbox_id)
+        return {"quiet": quiet_sandbox(self.status, sandbox_id, exclusive)}
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what is kept quiet on the node."""
+        return {"kept_quiet": kept_quiet(self.status)}
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return what the last round found; nothing while `quiet` is `off` or `report`."""
+        return readings(METRICS, self.status) if self.status.acts else ()
+
+    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
+        """Restore all values if no sandboxes are named: they are the node's."""
+        if ids is not None:
+            return {}
+        problems: Mapping[str, str] = {}
+        with contextlib.closing(self):
+            if self._tuner.records:
+                topology = self._node.current().topology
+                lines = self._read(topology)
+                problems = (await self._apply(topology, QuietState(), (), lines)).problems
+        return {"quiet_kept": tuple(f"{what}: {why}" for what, why in sorted(problems.items()))}
+
+    async def _run(self) -> None:
         """Keep the node as it should be until cancelled.
 
-        `settled` returns whether every recorded sandbox has had a pass, or has ended: what an
-        earlier daemon wrote must not be given back before that.
+        What an earlier daemon wrote must not be given back before the first passes.
         """
         with contextlib.closing(self):
             until = time.monotonic() + START_S if self._tuner.records else 0.0
-            while time.monotonic() < until and not settled():
+            while time.monotonic() < until and not self._is_settled():
                 self._wake.clear()
                 await self._woken(0.2)
             while True:
@@ -317,18 +332,10 @@ class QuietKeeper(Observer):
                     log.debug("quiet pCPUs", exc_info=True)
                 await self._next()
 
-    async def follow_irqbalance(self) -> None:
+    async def _follow_irqbalance(self) -> None:
         """Look again whenever irqbalance starts or ends."""
         async for _ in socket_changes(self._root.path(FOLDER)):
             self._wake.set()
-
-    async def give_back(self) -> list[str]:
-        """Give everything back; return what could not be, and why. Raises KataPinError."""
-        if not self._tuner.records:
-            return []
-        topology = self._node.current().topology
-        outcome = await self._apply(topology, QuietState(), (), self._read(topology))
-        return [f"{what}: {why}" for what, why in sorted(outcome.problems.items())]
 
     def close(self) -> None:
         """Close the files that are read in each round."""
@@ -385,43 +392,38 @@ class QuietKeeper(Observer):
             self._tuner.drop_gone(running, [TunableKind.IRQBALANCE])
             default = Observed(_DEFAULT, "", str(default_mask(self._root)), "default mask")
             desired = (topology, state, claims, self._live.now)
-            more = await self._observe_sources(desired)
+            more = await self._observe_work(desired)
             inputs = (desired, lines.version, [one.key for one in banned], more)
             if inputs != self._inputs:
                 self._goals = self._all_goals(desired, lines, banned, more)
                 self._inputs = inputs
-            seen = [*banned, default, *lines.observed, *(one for each in more for one in each)]
+            seen = [*banned, default, *lines.observed, *more]
             return await self._tuner.apply(seen, self._goals)
 
-    async def _observe_sources(self, desired: _Desired) -> list[Sequence[Observed]]:
-        """Return what each source has: read now if something is due, else as it was read last."""
+    async def _observe_work(self, desired: _Desired) -> Sequence[Observed]:
+        """Return the kernel's own work: read now if something is due, else as it was read last."""
         _, state, claims, config = desired
         now = time.monotonic()
         fresh = desired != self._desired or not self._tuner.calm or now >= self._look_at
-        wanted = state.full or any(one.idle or one.governor for one in claims)
-        found: list[Sequence[Observed]] = []
         if fresh:
             self._desired, self._look_at = desired, now + config.audit.deep_s
             self._refused = {}
-        for source in self._sources:
-            changed = any(key.kind in source.kinds for key in self._tuner.records)
-            if not wanted and not changed:
-                found.append(())
-                continue
-            more = await source.observe(fresh=fresh)
-            found.append(more)
-            if fresh:
-                self._tuner.drop_gone([one.key for one in more], source.kinds.keys() - LASTING)
-                for sandbox_id, why in source.problems(state, claims, more):
-                    self._refused.setdefault(sandbox_id, []).append(why)
-        return found
+        wanted = state.full or any(one.idle or one.governor for one in claims)
+        if not wanted and not any(key.kind in WORK_KINDS for key in self._tuner.records):
+            return ()
+        seen = await self._work.observe(fresh=fresh)
+        if fresh:
+            self._tuner.drop_gone([one.key for one in seen], WORK_KINDS - LASTING)
+            for sandbox_id, why in self._work.problems(state, claims, seen):
+                self._refused.setdefault(sandbox_id, []).append(why)
+        return seen
 
     def _all_goals(
         self,
         desired: _Desired,
         lines: _Lines,
         banned: Sequence[Observed],
-        more: Sequence[Sequence[Observed]],
+        more: Sequence[Observed],
     ) -> Mapping[TunableKey, Goal]:
         topology, state, claims, config = desired
         goals: dict[TunableKey, Goal] = {}
@@ -432,8 +434,7 @@ class QuietKeeper(Observer):
         if default is not None:
             goals[_DEFAULT] = default
         goals |= interrupt_goals(topology, state, lines.interrupts, claims, config.quiet_vfio)
-        for source, seen in zip(self._sources, more, strict=True):
-            goals |= source.goals(topology, state, claims, seen)
+        goals |= self._work.goals(topology, state, claims, more)
         return goals
 
     def _coalesced(
@@ -498,6 +499,68 @@ class QuietKeeper(Observer):
         self._notices.changed(before.state, now)
         self._notices.problems(problems)
         await self._notices.overridden(outcome.overridden, self._irqbalance.running)
+
+
+def start(core: Core) -> QuietKeeper:
+    """Return the option at work; raises StateError."""
+
+    def is_settled() -> bool:
+        caches = map(core.sandboxes.cache, core.sandboxes.ids)
+        return all(cache is None or cache.report is not None for cache in caches)
+
+    return QuietKeeper(
+        core.root,
+        core.node,
+        core.live,
+        store=Tunables(core.registry),
+        events=core.events,
+        facts=PodFacts(
+            core.registry.containers,
+            core.kata_pinning.annotations,
+            partial(vfio_devices, core.root),
+        ),
+        is_settled=is_settled,
+    )
+
+
+METRICS: Final[tuple[MetricRow[QuietStatus], ...]] = (
+    MetricRow(
+        "kata_pin_quiet_cpus",
+        "Exclusive pCPUs that are kept quiet, by level; spared: those that cannot be.",
+        lambda status: {
+            "irq": len(status.state.quiet - status.state.full),
+            "full": len(status.state.full),
+            "spared": len(status.state.spared),
+        },
+        {"level": ("irq", "full", "spared")},
+        "`irq`: of interrupts only, `full`: of the kernel's own work too ([quiet.md](quiet.md)).",
+    ),
+    MetricRow(
+        "kata_pin_quiet_values",
+        "Masks and other values that are changed to keep pCPUs quiet, by kind.",
+        lambda status: {kind: status.held[kind] for kind in TunableKind},
+        {"kind": TunableKind},
+    ),
+    MetricRow(
+        "kata_pin_quiet_write_failures_total",
+        "Failed writes of such values, by kind.",
+        lambda status: {kind: status.failed[kind] for kind in TunableKind},
+        {"kind": TunableKind},
+        "`doctor` says why.",
+    ),
+    MetricRow(
+        "kata_pin_quiet_managed_interrupts",
+        "Managed interrupts that may fire on quiet pCPUs: the kernel places them.",
+        lambda status: status.managed_on(status.state.quiet),
+    ),
+    MetricRow(
+        "kata_pin_quiet_interrupts_total",
+        "Interrupts of devices that fired on quiet pCPUs, by whether they can be moved.",
+        lambda status: {"movable": status.movable_fired, "managed": status.managed_fired},
+        {"kind": ("movable", "managed")},
+        "One that is movable may still fire on its former pCPU after a move.",
+    ),
+)
 
 
 def _born_of(

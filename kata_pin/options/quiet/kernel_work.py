@@ -39,7 +39,7 @@ from kata_pin.options.quiet.read import (
     read_queues,
 )
 from kata_pin.options.quiet.services import MAX_BYTES, Setup, cpu_list, mask, parse_setup
-from kata_pin.options.quiet.tuner import Write, Writer, Written
+from kata_pin.options.quiet.tuner import Write, Written
 from kata_pin.options.quiet.values import (
     NO_CPU,
     FrequencyPolicy,
@@ -246,14 +246,11 @@ def _value(kind: str, text: str) -> str | None:
     return None
 
 
-_KINDS: Final = tuple(TunableKind(kind) for kind in TUNABLE_FILES if kind not in OF_INTERRUPTS)
+WORK_KINDS: Final = frozenset(map(TunableKind, TUNABLE_FILES.keys() - OF_INTERRUPTS))
 
 
 class KernelWork:
-    """The tunables of `quiet: full`: where the kernel does its own work, idle states, governors.
-
-    A TunableSource of the keeper.
-    """
+    """The tunables of `quiet: full`: where the kernel does its own work, idle states, governors."""
 
     def __init__(self, root: HostRoot, live: LiveConfig) -> None:
         self._root = root
@@ -261,7 +258,6 @@ class KernelWork:
         self._policies: dict[str, FrequencyPolicy] = {}
         self._devices: Sequence[str] = ()
         self._seen: Sequence[Observed] = ()
-        self.kinds: Mapping[TunableKind, Writer] = dict.fromkeys(_KINDS, TunableFiles(root).write)
 
     def _power(self) -> Iterator[Observed]:
         for cpu in online(self._root):

@@ -7,7 +7,7 @@ from pathlib import Path
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.values import QuietLevel
-from kata_pin.options.quiet.kernel_work import KernelWork
+from kata_pin.options.quiet.kernel_work import WORK_KINDS, KernelWork
 from kata_pin.options.quiet.values import QuietState
 from tests.support.worktree import WorkTree
 
@@ -19,8 +19,8 @@ async def test_each_kind_is_observed_and_has_a_goal(tmp_path: Path) -> None:
     config = Config(quiet=QuietLevel.FULL, quiet_idle_us=20, quiet_governor="performance")
     work = KernelWork(tree.host, LiveConfig(config))
     seen = await work.observe(fresh=True)
-    assert {one.key.kind for one in seen} == set(work.kinds)
+    assert {one.key.kind for one in seen} == WORK_KINDS
     everyone, quiet = CpuSet(range(8)), CpuSet({4, 5})
     state = QuietState(quiet, everyone - quiet, quiet)
     goals = work.goals(HostTopology((), everyone, everyone), state, (), seen)
-    assert {key.kind for key in goals} == set(work.kinds)
+    assert {key.kind for key in goals} == WORK_KINDS
