@@ -143,8 +143,8 @@ class _Held:
 
 
 @dataclass
-class CacheGroups:
-    """An observer of passes; `look` finds what no pass shows."""
+class CacheGroups(Running):
+    """Observes passes, and finds after each audit what no pass shows."""
 
     _root: HostRoot
     _live: LiveConfig
@@ -182,9 +182,6 @@ class CacheGroups:
         """Remove the group of a sandbox that has ended."""
         self._drop(outcome.sandbox_id)
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """Keep what the former pass left."""
-
     def look(self) -> None:
         """Make sure that every group is complete."""
         for sandbox_id in self.held.keys() & set(self._sandboxes.ids):
@@ -192,13 +189,13 @@ class CacheGroups:
             if cache is not None and cache.report is not None and not cache.passing:
                 self._hold(sandbox_id, cache.report.threads)
 
-    def seen(self, sandbox_id: str) -> Cache | None:
-        """Return what the state document says of a sandbox."""
+    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
+        """Return the group of a sandbox."""
         held = self.held.get(sandbox_id)
         if held is None:
-            return None
+            return {"cache": None}
         group = resctrl.group_of(held.class_name, sandbox_id) if held.made else ""
-        return Cache(group=group, class_name=held.class_name, problem=held.problem)
+        return {"cache": Cache(group=group, class_name=held.class_name, problem=held.problem)}
 
     def notes(self, sandbox_id: str) -> Iterator[Note]:
         """Yield why a sandbox is not counted in full, or not in the class that its pod chose."""
@@ -214,6 +211,38 @@ class CacheGroups:
         if held is None or not held.made:
             return None
         return resctrl.cache_use(self._root, resctrl.group_of(held.class_name, sandbox_id))
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return how many sandboxes are counted, and what the first `metrics.sandboxes` use."""
+        return readings(METRICS, self) if self.settings.enabled else ()
+
+    def groups(self) -> Mapping[str, float]:
+        """Return the number of groups by state."""
+        incomplete = sum(1 for held in self.held.values() if held.problem)
+        return {"complete": len(self.held) - incomplete, "incomplete": incomplete}
+
+    def uses(
+        self, amounts: Callable[[CacheUse], Mapping[tuple[str, ...], float | None]]
+    ) -> Mapping[tuple[str, ...], float] | None:
+        """Return amounts of the first `metrics.sandboxes`, by sandbox, pod and further labels."""
+        first = sorted(self.held)[: self._live.now.metrics.sandboxes]
+        used = {one: use for one in first if (use := self.use(one)) is not None}
+        if not self._live.now.metrics.sandboxes:
+            return None
+        return {
+            (one, Sandbox(one, self._containers(one)).pod, *labels): amount
+            for one, use in used.items()
+            for labels, amount in amounts(use).items()
+            if amount is not None
+        }
+
+    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
+        """Remove groups; the record of one that cannot be removed stays for the next daemon."""
+        for sandbox_id, class_name in self._table.all():
+            if ids is None or sandbox_id in ids:
+                with suppress(OSError):
+                    remove_group(self._table, self._root.calls, sandbox_id, class_name)
+        return {}
 
     # ---- one group -----------------------------------------------------------------------
 
@@ -338,49 +367,9 @@ def _identity(thread: Thread) -> tuple[int, int, int]:
     return thread.key.tgid, thread.key.tid, thread.key.starttime
 
 
-class Caches(CacheGroups, Running):
-    """The option at work."""
-
-    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
-        """Return the group of a sandbox."""
-        return {"cache": self.seen(sandbox_id)}
-
-    def metrics(self) -> Iterable[Shown]:
-        """Return how many sandboxes are counted, and what the first `metrics.sandboxes` use."""
-        return readings(METRICS, self) if self.settings.enabled else ()
-
-    def groups(self) -> Mapping[str, float]:
-        """Return the number of groups by state."""
-        incomplete = sum(1 for one in self.held if (seen := self.seen(one)) and seen.problem)
-        return {"complete": len(self.held) - incomplete, "incomplete": incomplete}
-
-    def uses(
-        self, amounts: Callable[[CacheUse], Mapping[tuple[str, ...], float | None]]
-    ) -> Mapping[tuple[str, ...], float] | None:
-        """Return amounts of the first `metrics.sandboxes`, by sandbox, pod and further labels."""
-        first = sorted(self.held)[: self._live.now.metrics.sandboxes]
-        used = {one: use for one in first if (use := self.use(one)) is not None}
-        if not self._live.now.metrics.sandboxes:
-            return None
-        return {
-            (one, Sandbox(one, self._containers(one)).pod, *labels): amount
-            for one, use in used.items()
-            for labels, amount in amounts(use).items()
-            if amount is not None
-        }
-
-    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
-        """Remove groups; the record of one that cannot be removed stays for the next daemon."""
-        for sandbox_id, class_name in self._table.all():
-            if ids is None or sandbox_id in ids:
-                with suppress(OSError):
-                    remove_group(self._table, self._root.calls, sandbox_id, class_name)
-        return {}
-
-
-def start(core: Core) -> Caches:
+def start(core: Core) -> CacheGroups:
     """Return the option at work; raises StateError."""
-    return Caches(
+    return CacheGroups(
         core.root,
         core.live,
         CacheGroupTable(core.registry),
@@ -390,11 +379,11 @@ def start(core: Core) -> Caches:
     )
 
 
-METRICS: Final[tuple[MetricRow[Caches], ...]] = (
+METRICS: Final[tuple[MetricRow[CacheGroups], ...]] = (
     MetricRow(
         "kata_pin_cache_groups",
         "Sandboxes whose caches resctrl counts, and those where that fails, at least in part.",
-        Caches.groups,
+        CacheGroups.groups,
         {"state": ("complete", "incomplete")},
         "`show` says why.",
     ),

@@ -33,7 +33,7 @@ from kata_pin.placement.owners import FOREIGN, Known
 from kata_pin.placement.proof import CpuLook, Growth, Judged, Look, growth
 from kata_pin.placement.remedies import NodeConditions
 from kata_pin.records.history import NodeEvents
-from kata_pin.service.options import Core, Running, Serving
+from kata_pin.service.options import Core, Running
 
 log = logging.getLogger(__name__)
 
@@ -141,10 +141,11 @@ class Moves(NamedTuple):
 
 
 @dataclass
-class Watch:
-    """Looks at exclusive pCPUs after each audit; `start` runs a task of the daemon's.
+class Watch(Running):
+    """Looks at exclusive pCPUs after each audit, and restores nothing.
 
-    `usable` returns the online pCPUs that were given to no container outside of sandboxes.
+    `start` runs a task of the daemon's, `usable` returns the online pCPUs that were given to no
+    container outside of sandboxes.
     """
 
     _root: HostRoot
@@ -176,6 +177,24 @@ class Watch:
     def is_on(self) -> bool:
         """Whether the setting is on."""
         return self._live.now.isolation.watch
+
+    def verbs(self) -> Mapping[str, Callable[[], WatchDocument]]:
+        """Answer `watch`."""
+        return {"watch": self.report}
+
+    def thread(self, key: ThreadKey) -> Mapping[str, Any]:
+        """Return for how long, at least, a watched vCPU was not moved."""
+        moves = self.moves.get(key)
+        return {} if moves is None else {"unmoved_s": round(time.monotonic() - moves.since, 3)}
+
+    def violations(self) -> Mapping[str, int]:
+        """Return on how many pCPUs others run; nothing if nobody looks."""
+        lasting = {one.watched.cpu for one in self.sights.values() if one.episode is not None}
+        return {"foreign": len(lasting)} if self.is_on else {}
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return what was counted; nothing if nobody looks: 0 would say that nobody ran there."""
+        return readings(METRICS, self) if self.is_on else ()
 
     def report(self) -> WatchDocument:
         """Return the document as of now."""
@@ -311,11 +330,6 @@ class Watch:
             known, times = self.moves.get(thread), found.get(thread.tid)
             if times is not None and (known is None or known.times != times):
                 self.moves[thread] = Moves(times, time.monotonic())
-
-    def unmoved_s(self, thread: ThreadKey) -> float | None:
-        """Return for how many seconds, at least, a watched vCPU was not moved; None: unknown."""
-        moves = self.moves.get(thread)
-        return None if moves is None else time.monotonic() - moves.since
 
     def _read(self, threads: Iterable[ThreadKey]) -> Look:
         runs = task_runs(self._root, ((thread.tgid, thread.tid) for thread in threads))
@@ -474,54 +488,16 @@ def _pcpu(sight: WatchedCpu, pod: str, now: float) -> WatchedPcpu:
     )
 
 
-class Isolation(Running):
-    """The option at work; it restores nothing."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    async def look(self) -> None:
-        """Compare the counters of exclusive pCPUs with those of the last audit."""
-        await self._watch.look()
-
-    def verbs(self) -> Mapping[str, Callable[[], WatchDocument]]:
-        """Answer `watch`."""
-        return {"watch": self._watch.report}
-
-    def thread(self, key: ThreadKey) -> Mapping[str, Any]:
-        """Return for how long a watched vCPU was not moved."""
-        unmoved_s = self._watch.unmoved_s(key)
-        return {} if unmoved_s is None else {"unmoved_s": round(unmoved_s, 3)}
-
-    def violations(self) -> Mapping[str, int]:
-        """Return on how many pCPUs others run; nothing if nobody looks."""
-        sights = self._watch.sights.values()
-        lasting = {one.watched.cpu for one in sights if one.episode is not None}
-        return {"foreign": len(lasting)} if self._watch.is_on else {}
-
-    def metrics(self) -> Iterable[Shown]:
-        """Return what was counted; nothing if nobody looks: 0 would say that nobody ran there."""
-        return readings(METRICS, self._watch) if self._watch.is_on else ()
-
-
 def start(core: Core) -> Running:
     """Return the option at work; without a daemon there is nothing to watch."""
-    return Running() if core.serving is None else _watching(core, core.serving)
+    if core.serving is None:
+        return Running()
 
+    def usable() -> CpuSet:
+        node = core.node.last
+        return node.topology.online - node.assigned - core.options.exclusive()
 
-def _watching(core: Core, serving: Serving) -> Isolation:
-    return Isolation(
-        Watch(
-            core.root,
-            core.owners,
-            core.live,
-            core.events,
-            serving.start,
-            lambda: (
-                core.node.last.topology.online - core.node.last.assigned - core.options.exclusive()
-            ),
-        )
-    )
+    return Watch(core.root, core.owners, core.live, core.events, core.serving.start, usable)
 
 
 def _seconds(times_ns: Mapping[int, int], watch: Watch) -> Mapping[str, float]:

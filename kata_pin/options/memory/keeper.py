@@ -286,8 +286,8 @@ class _Stop(Exception):  # noqa: N818 - not an error
 
 
 @dataclass
-class MemoryMover:
-    """An observer of passes, and a task that moves."""
+class MemoryMover(Running):
+    """Observes passes, and moves memory in a task; it restores nothing."""
 
     _root: HostRoot
     _live: LiveConfig
@@ -336,15 +336,20 @@ class MemoryMover:
         """Forget a sandbox."""
         self._held.pop(outcome.sandbox_id, None)
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """Keep what the former pass left."""
-
-    def seen(self, sandbox_id: str) -> Memory | None:
-        """Return what the state document says of a sandbox."""
+    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
+        """Return where the memory of a sandbox is."""
         held = self._held.get(sandbox_id)
         if held is not None:
-            return held.view
-        return Memory("waiting", "", None, 0, "") if self.migrates else None
+            return {"memory": held.view}
+        return {"memory": Memory("waiting", "", None, 0, "") if self.migrates else None}
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return how much was moved, and how much stays elsewhere."""
+        return readings(METRICS, self) if self.migrates else ()
+
+    def tasks(self) -> Iterator[Coroutine[object, object, None]]:
+        """Yield what moves memory."""
+        yield self.run()
 
     def notes(self, sandbox_id: str) -> Iterator[Note]:
         """Yield why memory of a sandbox stays far from its vCPUs."""
@@ -536,22 +541,6 @@ def _mib(number: int) -> str:
     return f"{math.ceil(number / MIB)} MiB"
 
 
-class MovingMemory(MemoryMover, Running):
-    """The option at work; it restores nothing."""
-
-    def tasks(self) -> Iterator[Coroutine[object, object, None]]:
-        """Yield what moves memory."""
-        yield self.run()
-
-    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
-        """Return where the memory of a sandbox is."""
-        return {"memory": self.seen(sandbox_id)}
-
-    def metrics(self) -> Iterable[Shown]:
-        """Return how much was moved, and how much stays elsewhere."""
-        return readings(METRICS, self) if self.migrates else ()
-
-
 METRICS: Final[tuple[MetricRow[MemoryMover], ...]] = (
     MetricRow(
         "kata_pin_memory_moved_bytes_total",
@@ -566,7 +555,7 @@ METRICS: Final[tuple[MetricRow[MemoryMover], ...]] = (
 )
 
 
-def start(core: Core) -> MovingMemory:
+def start(core: Core) -> MemoryMover:
     """Return the option at work."""
     containers = core.registry.containers
-    return MovingMemory(core.root, core.live, core.node, core.sandboxes, containers, core.events)
+    return MemoryMover(core.root, core.live, core.node, core.sandboxes, containers, core.events)

@@ -165,8 +165,8 @@ _WHY: Final = {
 
 
 @dataclass
-class RealtimeVcpus:
-    """An observer of passes; `look` checks the conditions again after each audit."""
+class RealtimeVcpus(Running):
+    """Observes passes, and checks the conditions again after each audit."""
 
     _root: HostRoot
     _live: LiveConfig
@@ -192,9 +192,6 @@ class RealtimeVcpus:
         self._given.pop(outcome.sandbox_id, None)
         for key in self._table.of(outcome.sandbox_id):
             self._table.forget(key)
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """Keep what the former pass left."""
 
     def look(self) -> None:
         """Check the conditions again: what somebody changed on the node needs no pass."""
@@ -259,6 +256,13 @@ class RealtimeVcpus:
                 todo.append(key)
         yield from _changed(self._root.calls, todo, wanted, self._root.proc())
 
+    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
+        """Restore classes; what cannot be restored is for the next daemon."""
+        for sandbox_id in self._table.sandboxes():
+            if ids is None or sandbox_id in ids:
+                list(restore(self._root, self._table, self._table.of(sandbox_id)))
+        return {}
+
 
 def restore(
     root: HostRoot, table: RtThreads, first: Mapping[ThreadKey, Scheduling]
@@ -291,20 +295,7 @@ def _changed(
         yield f"{wanted.text}: {_WHY.get(number, os.strerror(number))}"
 
 
-# Real-time scheduling classes of paired vCPUs (`rt`).
-
-
-class Realtime(RealtimeVcpus, Running):
-    """The option at work."""
-
-    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
-        """Restore classes; what cannot be restored is for the next daemon."""
-        for sandbox_id in self._table.sandboxes():
-            if ids is None or sandbox_id in ids:
-                list(restore(self._root, self._table, self._table.of(sandbox_id)))
-        return {}
-
-
-def start(core: Core) -> Realtime:
+def start(core: Core) -> RealtimeVcpus:
     """Return the option at work; raises StateError."""
-    return Realtime(core.root, core.live, RtThreads(core.registry), core.sandboxes, core.index)
+    table = RtThreads(core.registry)
+    return RealtimeVcpus(core.root, core.live, table, core.sandboxes, core.index)

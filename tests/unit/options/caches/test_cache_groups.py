@@ -72,9 +72,8 @@ class World:
         return PassOutcome(sandbox, "shop/web", self.state, self.cache.report, Cause())
 
     def seen(self) -> str:
-        seen = self.groups.seen("pod")
-        assert seen is not None
-        return seen.problem
+        problem: str = self.groups.facts("pod")["cache"].problem
+        return problem
 
 
 def _thread(tid: int) -> Thread:
@@ -129,9 +128,8 @@ def chosen(one: World, value: str, *allow: AllowRule) -> str:
     one.annotations = {RDT_KEY: value}
     one.live.replace(replace(one.live.now, alloc=replace(one.live.now.alloc, allow=allow)))
     one.groups.passed(one.outcome())
-    seen = one.groups.seen("pod")
-    assert seen is not None
-    return seen.class_name
+    class_name: str = one.groups.facts("pod")["cache"].class_name
+    return class_name
 
 
 def test_a_class_by_annotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

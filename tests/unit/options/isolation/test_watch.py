@@ -313,9 +313,9 @@ async def test_since_when_a_vcpu_was_not_moved(
         world_.moved(moves)
         await world_.look()
         now += 10
-        found.append(world_.watch.unmoved_s(VCPU.key))
+        found.append(world_.watch.thread(VCPU.key)["unmoved_s"])
     assert found == [10, 20, 10, 20, 10]
-    assert world_.watch.unmoved_s(EMULATOR.key) is None, "it may move as the scheduler likes"
+    assert world_.watch.thread(EMULATOR.key) == {}, "it may move as the scheduler likes"
     world_.cache.report = None
     await world_.look()
     assert world_.watch.moves == {}
@@ -325,7 +325,7 @@ async def test_moves_that_a_kernel_does_not_tell_are_unknown(world_: World) -> N
     """No /proc/PID/sched: no time, rather than one since the start."""
     await world_.look()
     await world_.look()
-    assert world_.watch.unmoved_s(VCPU.key) is None
+    assert world_.watch.thread(VCPU.key) == {}
 
 
 @pytest.mark.parametrize(
