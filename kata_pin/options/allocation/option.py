@@ -1,149 +1,57 @@
-"""Our own allocator, which decides cpusets (`alloc.policy`)."""
+"""Our own allocator, which decides cpusets (`alloc.policy`).
+
+It is kept in step with overrides, annotations, passes, and what the runtime reports. Everything is
+off, and costs nothing, with alloc.policy none.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import os
 import time
-from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from kata_pin.base.allocation import AllocState, ContainerRequest, Grant
-from kata_pin.base.cpuset import CpuSet, union
-from kata_pin.base.documents import pools
+from kata_pin.base.allocation import ContainerRequest, Grant
+from kata_pin.base.config.alloc import UNIX
+from kata_pin.base.config.tree import NriEnabled
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.errors import HostError, KataPinError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
 from kata_pin.base.sandbox import Container
-from kata_pin.base.values import ContainerKind, CpuClass, Guarantee, RefusalKind
-from kata_pin.engine.counters import MetricRow, Shown, readings
+from kata_pin.base.values import ContainerKind, ContainerState, Guarantee, ThreadRole
+from kata_pin.engine.counters import Shown, readings
+from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.checked_policy import make_policy
-from kata_pin.options.allocation.coordinator import Coordinator
 from kata_pin.options.allocation.grants import AllocStore, PendingPasses
 from kata_pin.options.allocation.holders import Holders, MemoryHomes
-from kata_pin.options.allocation.ledger import Ledger, cpuset_for
 from kata_pin.options.allocation.nri_decider import nri_decider, plugin_index
-from kata_pin.options.allocation.placement_files import PlacementFiles
-from kata_pin.options.allocation.push import CRI, NRI, Pusher, kept_cpusets
+from kata_pin.options.allocation.orders import OrdersFile
+from kata_pin.options.allocation.placement_files import PlacementFiles, file_text
+from kata_pin.options.allocation.push import Pusher, kept_cpusets, restore_cpusets
+from kata_pin.options.allocation.report import METRICS, allocation_report
 from kata_pin.options.allocation.requests import request_of_record
-from kata_pin.peers.nri.replies import Cpuset
+from kata_pin.peers.cri import CriClient
 from kata_pin.placement.masks import Allotment, allot, nothing_allotted, sandbox_of
 from kata_pin.service.options import Core, Running, Serving
-from kata_pin.service.sandbox_document import cpus, notes
 
-# The allocator as the state document shows it (base/documents/pools.py), and what a pass asks it.
+log = logging.getLogger(__name__)
 
+GUEST_S: Final = 2.0
+"""Longest until a Kata container's file has its guest CPUs."""
 
-def allocation_report(
-    allocator: Allocator, problems: Sequence[str] = (), pusher: Pusher | None = None
-) -> pools.Allocation | None:
-    """Return the report, None if the configuration wants no allocator.
+AT_ONCE: Final = 20
+"""Files written in one go, some 2 ms."""
 
-    `pusher` is None without a daemon: then nothing is known of what was sent to runtimes.
-    """
-    if not allocator.on:
-        return None
-    holders, ledger = allocator.holders, allocator.ledger
-    state = replace(allocator.state, taken=union(one.cpus for one in holders))
-    pending = ledger.pending(allocator.effective)
-    return pools.Allocation(
-        policy=allocator.policy_name,
-        suspended=allocator.suspended,
-        guarantee=allocator.guarantee,
-        pools=pools.Pools(
-            reserved=str(state.reserved),
-            housekeeping=str(state.housekeeping),
-            shared=str(state.shared),
-            exclusive=str(state.exclusive),
-            taken=str(state.taken),
-        ),
-        held_back=str(allocator.grants.held_back),
-        grants=tuple(_grant(one, state, pending, ledger) for one in state.grants.values()),
-        holders=tuple(
-            pools.Holder(one.container_id, one.pod, one.name, str(one.cpus), one.source, one.reason)
-            for one in holders
-        ),
-        push=None if pusher is None else _push(pusher, ledger),
-        refusals=allocator.news.refusals.total(),
-        refused=tuple(
-            pools.RefusedRequest(
-                time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.at)),
-                id=one.container_id,
-                container=one.title,
-                kind=one.refusal.kind,
-                message=one.refusal.message,
-                strict=one.refusal.strict,
-                pod=one.pod,
-                pod_uid=one.pod_uid,
-            )
-            for one in allocator.news.refused
-        ),
-        problems=tuple(problems),
-        notes=notes(allocator.notes),
-    )
-
-
-def _grant(
-    grant: Grant, state: AllocState, pending: Mapping[str, Cpuset], ledger: Ledger
-) -> pools.Grant:
-    request, pod = grant.request, grant.request.pod
-    own = cpuset_for(grant, state) if ledger.knows(grant.container_id) else Cpuset()
-    waits = pending.get(grant.container_id)
-    return pools.Grant(
-        id=grant.container_id,
-        kind=grant.kind,
-        name=request.name,
-        pod=pod.title,
-        pod_uid=pod.pod_uid,
-        sandbox=sandbox_of(pod),
-        kata=pod.kata,
-        cpu_class=grant.cpu_class,
-        policy=grant.policy,
-        cpus=str(grant.cpus),
-        exclusive=str(grant.exclusive),
-        shared=cpus(grant.shared),
-        mems=str(grant.mems),
-        millis=request.cpu_millis,
-        ended=bool(request.ended_in),
-        override=None if pod.ordered is None else pod.ordered.value,
-        cpuset=str(own.cpus),
-        pending=None if waits is None else str(waits.cpus or own.cpus),
-        adjustment=_adjustment(grant),
-        reasons=tuple(grant.reasons),
-    )
-
-
-def _adjustment(grant: Grant) -> pools.Adjustment | None:
-    limits, creation = grant.limits, grant.creation
-    if not limits and not creation:
-        return None
-    return pools.Adjustment(
-        shares=limits.shares,
-        quota_us=limits.quota_us,
-        period_us=limits.period_us,
-        memory=limits.memory,
-        hugepages=tuple(pools.Hugepages(size, limit) for size, limit in creation.hugepages),
-        rdt_class=creation.rdt_class,
-        blockio_class=creation.blockio_class,
-        env=tuple(pools.Variable(name, value) for name, value in creation.env),
-        mounts=tuple(pools.Mount(one.destination, one.source) for one in creation.mounts),
-        devices=tuple(
-            pools.AddedDevice(one.path, one.kind, one.major, one.minor, f"{one.mode:o}", one.access)
-            for one in creation.devices
-        ),
-        annotations=tuple(pools.Variable(name, value) for name, value in creation.annotations),
-    )
-
-
-def _push(pusher: Pusher, ledger: Ledger) -> pools.Push:
-    return pools.Push(
-        channel=pusher.channel.name,
-        reason=pusher.channel.problem,
-        problem=pusher.problem,
-        failures=tuple(pools.PushFailure(one, why) for one, why in ledger.problems.items()),
-    )
+RESTORE_S: Final = 5.0
+"""Longest that an uninstall waits for pushes that restore all CPUs."""
 
 
 # What a pass over one sandbox asks the allocator (engine/passes.py): its containers with their
@@ -241,46 +149,41 @@ class Allocation(StoredAllocation):
 
     def __init__(self, core: Core, serving: Serving) -> None:
         """Raises StateError."""
-        passes = PendingPasses(core.sandboxes)
-        allocator = make_allocator(core, passes)
-        super().__init__(core, allocator)
+        self._passes = PendingPasses(core.sandboxes)
+        super().__init__(core, make_allocator(core, self._passes))
         self._guests = serving.guests
+        self._ledger = self._allocator.ledger
+        self._node = core.node
+        self._root = core.root
+        self._registry = core.registry
         config, plugin = core.live.now, serving.nri
         if plugin is not None:
-            decider = nri_decider(serving.nri_intake, allocator, core.registry, passes)
+            decider = nri_decider(serving.nri_intake, self._allocator, core.registry, self._passes)
             if decider is not None:
                 plugin.listener = plugin.decider = decider
-            plugin.index = plugin_index(allocator, config.nri.index)
-        self._coordinator = Coordinator(
-            allocator, passes, plugin, node=core.node, root=core.root, registry=core.registry
+            plugin.index = plugin_index(self._allocator, config.nri.index)
+        cri = config.alloc.cri
+        self._cri = CriClient(cri, calls=core.root.calls) if cri else None
+        self._pusher = Pusher(
+            self._allocator, config.alloc, passes=self._passes, plugin=plugin, cri=self._cri
         )
-        self._coordinator.catch_up()
-
-    def passed(self, outcome: PassOutcome) -> None:
-        """Let others have the CPUs that a sandbox left."""
-        self._coordinator.passed(outcome)
-
-    def ended(self, outcome: PassOutcome) -> None:
-        """Release what a sandbox had."""
-        self._coordinator.ended(outcome)
-
-    async def before_deep_audit(self) -> None:
-        """Ask the runtime about doubtful containers."""
-        await self._coordinator.ask_runtime()
-
-    def after_deep_audit(self) -> None:
-        """Compare cgroups with the cpusets that were sent."""
-        self._coordinator.audit()
+        self._doubted: set[str] = set()
+        self._vms: dict[str, tuple[str, CpuSet]] = {}
+        """The cgroup of each sandbox's vCPUs, and its CPUs, as the last pass saw them."""
+        self._sent_again: dict[str, CpuSet] = {}
+        """What a VM's cgroup allowed when too much made us send its cpusets once more."""
+        self._orders = OrdersFile(config.alloc.orders)
+        self._problems: dict[str, str] = {}
+        """Why overrides or annotations could not be read."""
+        self._catch_up()
 
     def tasks(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what follows overrides and annotations, and sends cpusets and placements."""
-        yield self._coordinator.follow_orders()
-        yield self._coordinator.follow_pods()
-        yield self._coordinator.push()
-        yield self._coordinator.write_placements(self._guest_cpus)
-
-    def _guest_cpus(self, grant: Grant) -> CpuSet | None:
-        return self._guests.cpus_of(sandbox_of(grant.request.pod), grant.container_id)
+        if self._allocator.on:
+            yield self._follow_orders()
+            yield self._follow_pods()
+            yield self._pusher.run()
+        yield self._write_placements()
 
     def node_notes(self) -> Sequence[Note]:
         """Return why nothing is decided, for example."""
@@ -288,17 +191,258 @@ class Allocation(StoredAllocation):
 
     def state(self) -> Mapping[str, Any]:
         """Return pools, grants, and what is sent to the runtime."""
-        coordinator = self._coordinator
-        report = allocation_report(self._allocator, coordinator.problems, coordinator.pusher)
-        return {"allocation": report}
+        problems = tuple(self._problems.values())
+        return {"allocation": allocation_report(self._allocator, problems, self._pusher)}
 
     def metrics(self) -> Iterable[Shown]:
         """Return pools, pushes and refusals; nothing where nothing is decided."""
-        return readings(METRICS, self._coordinator.pusher) if self._allocator.on else ()
+        return readings(METRICS, self._pusher) if self._allocator.on else ()
 
     async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
-        """Restore all CPUs of containers; return those that still wait for that."""
-        return {} if ids is not None else {"cpusets_kept": await self._coordinator.restore()}
+        """Decide nothing more, and restore all CPUs; return the containers that still wait.
+
+        This is not stored: the next daemon decides again, if it is to. Grants stay stored as long
+        as any container has its cpuset.
+        """
+        if ids is not None:
+            return {}
+        restore_cpusets(self._allocator, sure=self._allocator.decides)
+        self._allocator.stop("all CPUs were restored; nothing is decided until kata-pin restarts")
+        self._ledger.wake()
+        if self._allocator.on:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESTORE_S):
+                    await self._ledger.tried.wait()
+        waiting = kept_cpusets(self._allocator, self._registry)
+        if not waiting:
+            self._allocator.grants.forget()
+        return {"cpusets_kept": waiting}
+
+    def _catch_up(self) -> None:
+        """Read the overrides, and bring the state in line with the host and with the records."""
+        if not self._allocator.on:
+            return
+        self._read_orders()
+        try:
+            self._allocator.follow_host()
+            self._release_ended()
+        except (KataPinError, OSError) as error:  # nothing here keeps the daemon from starting
+            log.error("allocator: not reconciled with what runs: %s", reason_of(error))
+            log.debug("allocator: start", exc_info=True)
+
+    def _release_ended(self) -> None:
+        """Release grants of an earlier daemon, and those whose containers' end was missed."""
+        alive = frozenset(self._registry.sandboxes())
+        for grant in [*self._allocator.grants.containers()]:
+            request = grant.request
+            sandbox_id = request.ended_in or sandbox_of(request.pod)
+            if not request.pod.kata:
+                gone = self._node.config.nri.enabled is NriEnabled.NO
+            else:
+                gone = sandbox_id not in alive
+            if gone:
+                self._allocator.release([grant.container_id], "container no longer exists")
+            elif request.pod.kata and not self._counts(grant.container_id):
+                self._allocator.ended([grant.container_id], sandbox_id, "container has ended")
+
+    def _counts(self, container_id: str) -> bool:
+        """Whether a Kata container is recorded as one that may run."""
+        record = self._registry.container(container_id)
+        return record is not None and record.state.counts
+
+    def _take_ended_processes(self) -> None:
+        """Take the end of other runtimes' containers whose process is gone; Kata's is the VMM."""
+        for grant in [*self._allocator.grants.containers()]:
+            entry = self._ledger.get(grant.container_id)
+            if entry is None or not entry.pid or grant.request.pod.kata:
+                continue
+            if not _has_process(entry.pid):
+                self._ledger.ended(grant.container_id)
+                why = "its process has ended"
+                self._allocator.ended([grant.container_id], entry.sandbox_id, why)
+
+    async def before_deep_audit(self) -> None:
+        """Take the end of containers of which no start was reported, for audits (`alloc.cri`).
+
+        containerd reports a failed creation or start to nobody. Nothing is asked while every
+        container is known to have had a process: NRI reports the end of those. One that is being
+        created is not listed yet, so only the second audit asks about it.
+        """
+        every = [one for one in self._allocator.grants.containers() if self._is_doubtful(one)]
+        known, self._doubted = self._doubted, {one.container_id for one in every}
+        doubtful = {one.container_id: one for one in every if one.container_id in known}
+        if not doubtful or self._cri is None or self._cri.problem or not self._allocator.decides:
+            return
+        try:
+            listed = await self._cri.containers()
+        except KataPinError as error:  # the next audit asks again
+            log.debug("allocator: containers not listed: %s", error)
+            return
+        for container_id, grant in doubtful.items():
+            state = listed.get(container_id, ContainerState.DELETED)
+            if not state.counts and self._is_doubtful(grant):
+                log.info("allocator: container %s is %s by CRI", container_id, state.value)
+                self._ended(grant, state)
+
+    def _is_doubtful(self, grant: Grant) -> bool:
+        """Whether the runtime reported a container, but no process of it."""
+        entry = self._ledger.get(grant.container_id)
+        return entry is not None and entry.confirmed is not None and not entry.ran
+
+    def _ended(self, grant: Grant, state: ContainerState) -> None:
+        """Record the end of a container that never had a process.
+
+        While the runtime knows it, its CPUs wait for the next try, as with the kubelet.
+        """
+        container_id, why = grant.container_id, "CRI ListContainers"
+        record = self._registry.container(container_id)
+        if record is not None and record.state.counts:
+            now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            over = replace(record, state=state, source="cri", recorded_ns=now_ns)
+            self._registry.record(over, stamp_ns=now_ns)
+            self._passes.request({record.sandbox_id}, why)
+        entry = self._ledger.get(container_id)
+        self._ledger.ended(container_id)
+        if state is ContainerState.DELETED:
+            self._allocator.release([container_id], why)
+        elif entry is not None:
+            self._allocator.ended([container_id], entry.sandbox_id, why)
+
+    # ---- what is followed ----------------------------------------------------------------
+
+    async def _follow_orders(self) -> None:
+        """Apply the administrator's overrides whenever their file changes."""
+        async for _ in self._orders.watch():
+            self._read_orders()
+
+    async def _follow_pods(self) -> None:
+        """Apply what the kubelet lists of pods now, where `alloc.pods_url` says from whom.
+
+        If the list cannot be read, pods keep what was listed last.
+        """
+        alloc = self._node.config.alloc
+        if not alloc.pods_url:
+            return
+        from kata_pin.peers.kubelet.pods import PodList, PodsApi  # noqa: PLC0415 - few need them
+
+        pods: PodsApi | PodList
+        if alloc.pods_url.startswith(UNIX):
+            pods = PodsApi(alloc.pods_url.removeprefix(UNIX), self._root.calls)
+        else:
+            pods = PodList(
+                alloc.pods_url,
+                token=alloc.pods_token,
+                ca=alloc.pods_ca,
+                name=alloc.pods_name,
+                certificate=alloc.pods_certificate,
+            )
+        while True:
+            try:
+                self._allocator.set_specs(await pods.read())
+                self._succeeded("annotations")
+            except (KataPinError, OSError) as error:  # of the list, or of the policy
+                self._failed("annotations", error)
+                log.debug("allocator: annotations not applied", exc_info=True)
+            await asyncio.sleep(alloc.pods_s)
+
+    def _read_orders(self) -> None:
+        try:
+            self._allocator.set_orders(self._orders.read())
+            self._succeeded("overrides")
+        except (KataPinError, OSError) as error:  # the former overrides stay in force
+            self._failed("overrides", error)
+            log.debug("allocator: overrides not applied", exc_info=True)
+
+    def _succeeded(self, source: str) -> None:
+        self._problems.pop(source, None)
+        self._ledger.wake()
+
+    def _failed(self, source: str, error: Exception) -> None:
+        problem = reason_of(error)
+        if problem != self._problems.get(source):
+            log.warning("allocator: %s not applied: %s", source, problem)
+        self._problems[source] = problem
+
+    # ---- audits ---------------------------------------------------------------
+
+    def after_deep_audit(self) -> None:
+        """Compare cgroups with the cpusets that were sent: an answer may be lost, or not applied.
+
+        Kata may be set up not to confine a VM: its cpusets are sent once more for what is seen.
+        """
+        if not self._allocator.on:
+            return
+        self._allocator.follow_host()
+        self._release_ended()
+        self._take_ended_processes()
+        if self._allocator.decides:
+            for container_id in self._ledger.misplaced(self._allocator.now, self._cgroup_of):
+                log.warning(
+                    "allocator: container %s may run on CPUs that it was not given", container_id
+                )
+                entry = self._ledger.get(container_id)
+                if entry is not None and entry.sandbox_id in self._vms:
+                    self._sent_again[entry.sandbox_id] = self._vms.pop(entry.sandbox_id)[1]
+        self._ledger.wake()
+
+    def _cgroup_of(self, place: int | str) -> tuple[str, CpuSet]:
+        """Return the cgroup of a process, or of a sandbox's VM, and its CPUs."""
+        if isinstance(place, str):
+            return self._vms.get(place, ("", EMPTY))
+        reader = CpusetReader(self._root, self._node.cgroup_mounts)
+        try:
+            return reader.of(place, place) if place else ("", EMPTY)
+        except HostError:  # TaskGone is one
+            return "", EMPTY
+
+    # ---- what containers can read --------------------------------------------------------
+
+    async def _write_placements(self) -> None:
+        """Rewrite the files in which containers read their placement, until cancelled.
+
+        Guests report nothing, so theirs are looked at again every GUEST_S.
+        """
+        files = self._allocator.placements
+        while files is not None and files.on:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GUEST_S):
+                    await self._ledger.woken.wait()
+            self._ledger.woken.clear()
+            state, topology = self._allocator.effective, self._allocator.node.topology
+            for number, name in enumerate(files.containers()):
+                grant = state.get(name)
+                if grant is not None:
+                    files.write(name, file_text(grant, topology, self._guest_cpus(grant)))
+                elif self._ledger.knows(name) or self._allocator.state.get(name) is not None:
+                    files.write(name, "")  # nothing is decided for it now
+                elif self._ledger.is_connected:
+                    files.remove(name)
+                if number % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)  # a runtime may wait for an answer
+
+    def _guest_cpus(self, grant: Grant) -> CpuSet | None:
+        return self._guests.cpus_of(sandbox_of(grant.request.pod), grant.container_id)
+
+    # ---- passes --------------------------------------------------------------------------
+
+    def passed(self, outcome: PassOutcome) -> None:
+        """Let others have the CPUs that a sandbox left."""
+        if self._passes.passed(outcome) or not self._allocator.decides:
+            self._allocator.grants.left(outcome.sandbox_id)
+        seen = _vcpu_cgroup(outcome)
+        if self._sent_again.get(outcome.sandbox_id, EMPTY) != seen[1]:
+            self._sent_again.pop(outcome.sandbox_id, None)
+            self._vms[outcome.sandbox_id] = seen
+        self._ledger.wake()
+
+    def ended(self, outcome: PassOutcome) -> None:
+        """Release what a sandbox had."""
+        self._passes.ended(outcome.sandbox_id)
+        for known in (self._vms, self._sent_again):
+            known.pop(outcome.sandbox_id, None)
+        self._allocator.grants.left(outcome.sandbox_id)
+        self._allocator.release_sandbox(outcome.sandbox_id)
+        self._ledger.wake()
 
 
 def make_allocator(core: Core, passes: PendingPasses | None) -> Allocator:
@@ -325,63 +469,18 @@ def start(core: Core) -> StoredAllocation:
     return StoredAllocation(core, make_allocator(core, None))
 
 
-def _by_class(pusher: Pusher) -> Mapping[CpuClass, int]:
-    """Return the number of containers by class."""
-    found = Counter(grant.cpu_class for grant in pusher.allocator.grants.containers())
-    return {cpu_class: found[cpu_class] for cpu_class in CpuClass}
+def _vcpu_cgroup(outcome: PassOutcome) -> tuple[str, CpuSet]:
+    """Return the cgroup that a pass saw a vCPU in, and its CPUs; both empty without one."""
+    tasks = (one.task for one in outcome.report.threads if one.role.role is ThreadRole.VCPU)
+    return next(((one.cgroup, one.cpuset) for one in tasks), ("", EMPTY))
 
 
-_POOLS: Final = ("exclusive", "shared", "reserved", "housekeeping", "taken")
-
-METRICS: Final[tuple[MetricRow[Pusher], ...]] = (
-    MetricRow(
-        "kata_pin_alloc_deciding",
-        "Whether kata-pin decides cpusets now (0: suspended).",
-        lambda pusher: int(pusher.allocator.decides),
-    ),
-    MetricRow(
-        "kata_pin_alloc_cpus",
-        "pCPUs by pool.",
-        lambda pusher: {pool: len(getattr(pusher.allocator.state, pool)) for pool in _POOLS},
-        {"pool": _POOLS},
-        "`taken` are exclusive to containers that others gave them.",
-    ),
-    MetricRow(
-        "kata_pin_alloc_containers",
-        "Containers by class.",
-        _by_class,
-        {"class": CpuClass},
-    ),
-    MetricRow(
-        "kata_pin_alloc_pending",
-        "Containers whose newest cpuset is not applied yet.",
-        lambda pusher: len(pusher.allocator.ledger.pending(pusher.allocator.effective)),
-    ),
-    MetricRow(
-        "kata_pin_alloc_rival_pods",
-        "Pods that show another NRI plugin that sets cpusets, asked before kata-pin or after it.",
-        lambda pusher: {
-            "before": pusher.allocator.conflicts.given,
-            "after": pusher.allocator.conflicts.conflicts,
-        },
-        {"asked": ("before", "after")},
-        "Those of the last ten minutes ([nri.md](nri.md)).",
-    ),
-    MetricRow(
-        "kata_pin_alloc_pushes_total",
-        "Cpusets sent between two calls of the runtime, by channel and outcome.",
-        lambda pusher: {
-            (way, outcome): pusher.sent[way, outcome == "done"]
-            for way in (NRI, CRI)
-            for outcome in ("done", "failed")
-        },
-        {"way": (NRI, CRI), "outcome": ("done", "failed")},
-        "A failed one is sent again.",
-    ),
-    MetricRow(
-        "kata_pin_alloc_refusals_total",
-        "Containers that did not get what they requested.",
-        lambda pusher: {kind: pusher.allocator.news.refusals[kind] for kind in RefusalKind},
-        {"kind": RefusalKind},
-    ),
-)
+def _has_process(pid: int) -> bool:
+    """Whether a process exists, whosever it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -26,7 +26,6 @@ from kata_pin.peers.nri.plugin import NriPlugin
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.placement.masks import sandbox_of
 from kata_pin.records.containers import Registry
-from kata_pin.rights.calls import DIRECT, Calls
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Pusher:
         *,
         passes: PendingPasses,
         plugin: NriPlugin | None = None,
-        calls: Calls = DIRECT,
+        cri: CriClient | None = None,
     ) -> None:
         """`plugin` is the NRI plugin, which connects and disconnects by itself; None: no NRI."""
         self.sent: Counter[tuple[str, bool]] = Counter()
@@ -82,7 +81,7 @@ class Pusher:
         self._ledger = allocator.ledger
         self._passes = passes
         self._enabled = settings.push is Push.AUTO
-        self._cri = CriClient(settings.cri, calls=calls) if settings.cri else None
+        self._cri = cri
         self._plugin = plugin
         self._runtime = NO_FAILURE
         self._next_at: float | None = None

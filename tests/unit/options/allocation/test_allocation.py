@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,19 +15,22 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.pools import Push, PushFailure
 from kata_pin.base.sandbox import Container
 from kata_pin.base.values import ContainerState
+from kata_pin.follow.reports import NriIntake
+from kata_pin.guest.manager import Guests
 from kata_pin.linux.files import HOST
 from kata_pin.options.allocation.allocator import Allocator
-from kata_pin.options.allocation.coordinator import Coordinator
-from kata_pin.options.allocation.grants import AllocStore, PendingPasses
+from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.ledger import RetryState
 from kata_pin.options.allocation.nri_decider import LAST, plugin_index
-from kata_pin.options.allocation.option import METRICS, allocation_report, make_allocator
+from kata_pin.options.allocation.option import Allocation, make_allocator
 from kata_pin.options.allocation.push import Pusher
+from kata_pin.options.allocation.report import METRICS, allocation_report
+from kata_pin.peers.cri import CriClient
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
 from kata_pin.service import offline
 from kata_pin.service.compose import boot_id, compose
-from kata_pin.service.options import Core
+from kata_pin.service.options import Serving
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus, flat
 
@@ -41,18 +44,9 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     one.close()
 
 
-def pusher_of(one: Allocator, **fields: Any) -> Pusher:
+def pusher_of(one: Allocator, cri: str = "") -> Pusher:
     """Return what would push, with no runtime."""
-    return Pusher(one, settings(**fields), passes=Moves())
-
-
-def coordinator(parts: Core, one: Allocator, passes: PendingPasses) -> Coordinator:
-    return Coordinator(
-        *(one, passes, None),
-        node=parts.node,
-        root=parts.root,
-        registry=parts.registry,
-    )
+    return Pusher(one, settings(), passes=Moves(), cri=CriClient(cri) if cri else None)
 
 
 def test_pools_and_grants(registry: Registry) -> None:
@@ -138,11 +132,9 @@ def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str
     registry.adopt(Container("c-db", "s-db"))
     registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
     config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
-    passes = Moves()
-    parts = compose(config, registry)
-    known = make_allocator(parts, passes)
-    coordinator(parts, known, passes).catch_up()
-    assert {grant.container_id for grant in known.grants.containers()} == kept
+    serving = Serving(cast("Guests", None), None, cast("NriIntake", None), lambda _: None)
+    shown = Allocation(compose(config, registry), serving).state()["allocation"]
+    assert {grant.id for grant in shown.grants if grant.kind == "container"} == kept
 
 
 def test_who_decides_is_the_last_plugin(registry: Registry) -> None:

@@ -18,8 +18,8 @@ from kata_pin.options.allocation import option as pass_view
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.holders import Holders
 from kata_pin.options.allocation.ledger import Ledger
-from kata_pin.options.allocation.option import allocation_report
 from kata_pin.options.allocation.policies import BUILTIN
+from kata_pin.options.allocation.report import allocation_report
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import MESSAGE_IDS

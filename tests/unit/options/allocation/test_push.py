@@ -18,7 +18,7 @@ from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation import ledger as books
 from kata_pin.options.allocation import push as module
 from kata_pin.options.allocation.push import Pusher
-from kata_pin.peers.cri import RuntimeUnavailable, UpdateRefused
+from kata_pin.peers.cri import CriClient, RuntimeUnavailable, UpdateRefused
 from kata_pin.peers.nri.plugin import NriPlugin
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
@@ -69,6 +69,7 @@ class World(Moves):
             settings(**fields),
             passes=self,
             plugin=cast("NriPlugin", self.runtime) if nri else None,
+            cri=CriClient(fields["cri"]) if "cri" in fields else None,
         )
 
     async def another(self, sandbox_id: str) -> None:
