@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import cache
+from types import UnionType
+from typing import Final, get_args, get_origin
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from kata_pin.base.allocation import (
     AllocState,
-    AtCreation,
     ContainerRequest,
     Decision,
-    Device,
     Grant,
-    Limits,
-    Mount,
     Refusal,
     RunningContainer,
 )
@@ -27,7 +26,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.errors import ConfigError, KataPinError, reason_of
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings
-from kata_pin.base.values import CpuClass, GrantKind, NoteLevel, RefusalKind
+from kata_pin.base.values import CpuClass, GrantKind, NoteLevel
 from kata_pin.options.allocation.adjustments import HostDevices, wrong_adjustment
 from kata_pin.options.allocation.demand import StaticOptions, kept_creation
 from kata_pin.options.allocation.policies import BUILTIN, create
@@ -96,7 +95,7 @@ class Invariants:
             old, request = before.get(name), grant.request
             if grant is old or (old is not None and _follows_pool(grant, old)):
                 continue
-            if not _is_grant(grant):
+            if not _typed(Grant)(grant):
                 return f"the grant of {name} has values of wrong types"
             why = ""
             if request.container_id != name:
@@ -217,107 +216,47 @@ def _follows_pool(grant: Grant, old: Grant) -> bool:
 
 
 def _is_decision(value: object) -> bool:
-    """Whether every value is of the type of its annotation: other packages' code may err."""
-    match value:
-        case Decision(
-            state=AllocState(
-                cpus=CpuSet(),
-                reserved=CpuSet(),
-                housekeeping=CpuSet(),
-                grants=Mapping(),
-                taken=CpuSet(),
-            ),
-            changed=tuple(),
-            refused=None | Refusal(kind=RefusalKind(), message=str(), strict=bool()),
-            notes=tuple(notes),
-            waiting=tuple(waiting),
-        ):
-            return all(map(_is_note, notes)) and all(map(_is_waiting, waiting))
-    return False
+    """Whether every value is of the type of its annotation: other packages' code may err.
+
+    Grants are looked at one by one, if they are new or have changed.
+    """
+    if not isinstance(value, Decision) or not isinstance(value.changed, tuple):
+        return False
+    found = ((getattr(value, one.name), one) for one in fields(Decision) if one.name != "changed")
+    return all(_typed(one.type)(its) for its, one in found)
 
 
-def _is_waiting(value: object) -> bool:
-    match value:
-        case (str(), Refusal(kind=RefusalKind(), message=str(), strict=bool())):
-            return True
-    return False
+@cache
+def _typed(hint: object) -> Callable[[object], bool]:
+    """Return what says whether a value is of a type, and each value in it; not those of mappings.
 
-
-def _is_grant(value: object) -> bool:
-    match value:
-        case Grant(
-            request=ContainerRequest(cpu_millis=int()),
-            policy=str(),
-            cpu_class=CpuClass(),
-            exclusive=CpuSet(),
-            shared=None | CpuSet(),
-            zone=CpuSet(),
-            mems=CpuSet(),
-            kind=GrantKind(),
-            reasons=tuple(reasons),
-            limits=Limits(),
-            creation=AtCreation(),
-        ):
-            return (
-                all(isinstance(reason, str) for reason in reasons)
-                and _are_limits(value.limits)
-                and _is_creation(value.creation)
-            )
-    return False
-
-
-def _are_limits(value: Limits) -> bool:
-    numbers: tuple[object, ...] = (value.shares, value.quota_us, value.period_us, value.memory)
-    return {type(one) for one in numbers} <= {int, type(None)}
-
-
-def _is_creation(value: object) -> bool:
-    match value:
-        case AtCreation(
-            hugepages=tuple(hugepages),
-            rdt_class=str(),
-            blockio_class=str(),
-            env=tuple(env),
-            mounts=tuple(mounts),
-            devices=tuple(devices),
-            annotations=tuple(annotations),
-        ):
-            return (
-                all(_are(one, str, int) for one in hugepages)
-                and all(_are(one, str, str) for one in env)
-                and all(map(_is_mount, mounts))
-                and all(map(_is_device, devices))
-                and all(_are(one, str, str) for one in annotations)
-            )
-    return False
-
-
-def _is_mount(value: object) -> bool:
-    match value:
-        case Mount(destination=str(), source=str()):
-            return True
-    return False
-
-
-def _is_device(value: object) -> bool:
-    match value:
-        case Device(path=str(), kind=str(), major=int(), minor=int(), mode=int(), access=str()) if (
-            bool not in map(type, (value.major, value.minor, value.mode))
-        ):
-            return True
-    return False
-
-
-def _are(values: object, *kinds: type) -> bool:
-    """Whether it is a tuple of values of exactly these types."""
-    return isinstance(values, tuple) and tuple(map(type, values)) == kinds
-
-
-def _is_note(value: object) -> bool:
-    match value:
-        case Note(code=str(), text=str(), level=NoteLevel()):
-            return True
-    return False
+    A bool is no number, and only a StrEnum's member is another text: nothing else can be stored.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        kinds = [_typed(one) for one in inner]
+        return lambda value: any(fits(value) for fits in kinds)
+    if origin is tuple and inner[-1] is Ellipsis:
+        each = _typed(inner[0])
+        return lambda value: isinstance(value, tuple) and all(map(each, value))
+    if origin is tuple:
+        places = [_typed(one) for one in inner]
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(places)
+            and all(fits(one) for fits, one in zip(places, value, strict=True))
+        )
+    if origin is not None:
+        return lambda value: isinstance(value, origin)
+    assert isinstance(hint, type)
+    if issubclass(hint, Struct):
+        named = [(one.name, _typed(one.type)) for one in fields(hint)]
+        return lambda value: (
+            isinstance(value, hint) and all(fits(getattr(value, name)) for name, fits in named)
+        )
+    if hint in {int, str}:
+        return lambda value: type(value) is hint or (hint is str and isinstance(value, StrEnum))
+    return lambda value: isinstance(value, hint)
 
 
 # Where the policy behind it fails, a new container gets the shared pool, a running one keeps its

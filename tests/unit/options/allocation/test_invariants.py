@@ -103,6 +103,12 @@ def _changed(change: Callable[[AllocState], AllocState]) -> Decision:
     return Decision(change(GOOD.state))
 
 
+class Text(str):
+    """A text that no document can hold (msgspec)."""
+
+    __slots__ = ()
+
+
 IMPOSSIBLE: dict[str, Callable[[AllocState], AllocState]] = {
     "another's too": lambda one: _grant(one, "new-app", exclusive=one.grants["db-app"].exclusive),
     "not to be given out": lambda one: replace(one, cpus=one.cpus - one.grants["new-app"].cpus),
@@ -123,6 +129,7 @@ IMPOSSIBLE: dict[str, Callable[[AllocState], AllocState]] = {
     ),
     "no CPUs at all": lambda one: _grant(one, "web-app", shared=CpuSet()),
     "of wrong types": lambda one: _grant(one, "web-app", zone={3}),
+    "has values of wrong types": lambda one: _grant(one, "new-app", reasons=(Text("x"),)),
     "memory nodes": lambda one: _grant(one, "new-app", mems=cpus("5")),
     "no VM": lambda one: one.with_grant(
         replace(
