@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Final, Self
 
 import kata_pin.hook
+from kata_pin.records import hooks
 from kata_pin.records.hooks import HookConnection, HookMessage, HookServer
 from tests.support.waiting import SCALE
+
+__all__ = ["HookConnection", "HookMessage"]  # what a test that imports no internals is given
 
 HOOK = Path(kata_pin.hook.__file__)
 INTERPRETER = "/usr/bin/python3"  # the one of the shebang
@@ -87,6 +90,14 @@ def runtime_directory() -> Iterator[Path]:
 def spooled(runtime_dir: Path) -> list[Path]:
     """Return the spool's files, hidden and unfinished ones too."""
     return sorted((runtime_dir / "spool").iterdir())
+
+
+def spooled_messages(runtime_dir: Path) -> list[HookMessage]:
+    """Return the messages in the spool; each file must have the name of its message."""
+    files = spooled(runtime_dir)
+    messages = [hooks.decode(file.read_bytes()) for file in files]
+    assert [file.name for file in files] == [message.spool_name for message in messages]
+    return messages
 
 
 async def answer_at_once(connection: HookConnection) -> None:

@@ -121,6 +121,16 @@ def test_bad_entries_are_bounded(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "bad").iterdir()) == ["4-7.msg", "5-7.msg"]
 
 
+def test_a_retired_spool(tmp_path: Path) -> None:
+    """What tells hooks not to use it is no message, and stays until a daemon prepares it."""
+    spool = Spool(str(tmp_path))
+    spool.retire()
+    assert pending(tmp_path) == []
+    assert [one.name for one in tmp_path.iterdir()] == ["uninstalled"]
+    spool.prepare()
+    assert not list(tmp_path.iterdir())
+
+
 def test_unfinished_files(tmp_path: Path) -> None:
     """A file being written is left alone; one that a killed hook left is removed in time."""
     young, old = tmp_path / "1-1.tmp", tmp_path / "2-2.tmp"

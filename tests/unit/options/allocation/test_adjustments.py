@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -172,21 +172,25 @@ def test_nothing_for_a_vm_itself() -> None:
     assert "for a VM" in wrong(Limits(shares=2), kind=GrantKind.SANDBOX)
 
 
+CREATION: Any = AtCreation
+LIMITS: Any = Limits
+
+
 @pytest.mark.parametrize(
     "wrong_type",
     [
         {"limits": None},
-        {"limits": Limits(shares=cast("int", "2"))},
-        {"limits": Limits(shares=True)},
-        {"creation": AtCreation(env=cast("Any", (("A", 1),)))},
-        {"creation": AtCreation(env=cast("Any", {"A": "b"}))},
-        {"creation": AtCreation(mounts=cast("Any", (("/a", "/b"),)))},
-        {"creation": AtCreation(hugepages=cast("Any", (("2MB", "4"),)))},
-        {"creation": AtCreation(rdt_class=cast("Any", 7))},
-        {"creation": AtCreation(devices=cast("Any", (("/dev/hints0", "c", 1, 2),)))},
-        {"creation": AtCreation(devices=(replace(HINTS, major=cast("int", "1")),))},
-        {"creation": AtCreation(devices=(replace(HINTS, minor=True),))},
-        {"creation": AtCreation(annotations=cast("Any", (("plain", 1),)))},
+        {"limits": LIMITS(shares="2")},
+        {"limits": LIMITS(shares=True)},
+        {"creation": CREATION(env=(("A", 1),))},
+        {"creation": CREATION(env={"A": "b"})},
+        {"creation": CREATION(mounts=(("/a", "/b"),))},
+        {"creation": CREATION(hugepages=(("2MB", "4"),))},
+        {"creation": CREATION(rdt_class=7)},
+        {"creation": CREATION(devices=(("/dev/hints0", "c", 1, 2),))},
+        {"creation": CREATION(devices=(replace(HINTS, major="1"),))},
+        {"creation": CREATION(devices=(replace(HINTS, minor=True),))},
+        {"creation": CREATION(annotations=(("plain", 1),))},
     ],
 )
 def test_values_of_wrong_types(wrong_type: dict[str, Any]) -> None:
