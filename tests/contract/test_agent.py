@@ -19,7 +19,7 @@ import pytest
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import AgentDenied, AgentFailed, GuestError
-from kata_pin.peers.agent.client import AgentClient, AgentVersion, HybridVsockAddress
+from kata_pin.peers.agent.client import AgentClient, HybridVsockAddress
 from kata_pin.peers.agent.messages import parse_cpu_times
 from tests.support.agentdouble import HonestAgent
 
@@ -56,11 +56,6 @@ async def _peer(path: Path) -> AsyncIterator[HybridVsockAddress]:
 async def client(address: HybridVsockAddress) -> AsyncIterator[AgentClient]:
     async with AgentClient(address, connect_s=5, call_s=5) as client:
         yield client
-
-
-async def test_what_it_is(client: AgentClient) -> None:
-    """Version and features come from Health and GetGuestDetails."""
-    assert await client.check() == AgentVersion("0.0.1", "4.1.0", ("agent-policy",))
 
 
 async def test_a_cpuset_is_set_and_read_back(client: AgentClient) -> None:
@@ -123,14 +118,14 @@ async def test_several_clients(address: HybridVsockAddress) -> None:
             await stack.enter_async_context(AgentClient(address, connect_s=5, call_s=5))
             for _ in range(4)
         ]
-        versions = await asyncio.gather(*(client.check() for client in clients * 3))
-    assert {one.agent_version for one in versions} == {"4.1.0"}
+        used = await asyncio.gather(*(client.usage("app") for client in clients * 3))
+    assert {one.total_ns for one in used} == {7_000_000}
 
 
 async def test_connect_again(client: AgentClient) -> None:
     """A closed client says so, and connects anew."""
     await client.close()
     with pytest.raises(GuestError, match="not connected"):
-        await client.check()
+        await client.metrics()
     await client.connect()
-    assert (await client.check()).agent_version == "4.1.0"
+    assert await client.metrics()

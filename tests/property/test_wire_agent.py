@@ -20,12 +20,7 @@ from kata_pin.peers.agent.messages import parse_allowed, parse_cpu_times, parse_
 from kata_pin.peers.proto import agent_pb2 as pb
 
 PARSERS: list[Callable[[bytes], Any]] = [
-    *(
-        messages.parse_serving,
-        messages.parse_version,
-        messages.parse_features,
-        messages.parse_metrics,
-    ),
+    *(messages.parse_metrics,),
     *(messages.parse_usage, messages.parse_read, messages.parse_wait),
     *(parse_allowed, parse_cpuinfo, parse_release, find_banner),
 ]

@@ -1,7 +1,7 @@
 """An agent played by a test: the service behind a VMM's unix socket (hybrid vsock).
 
     async with AgentDouble(path) as agent:
-        agent.answer("Check", pb.HealthCheckResponse(status=1))
+        agent.answer("GetMetrics", pb.Metrics(metrics="..."))
         ...
         assert agent.asked["UpdateContainer"] == [...]
 
@@ -122,13 +122,8 @@ class HonestAgent(AgentDouble):
         super().__init__(path)
         self.cpus = {"app": "0,3", "sealed": "0,3", "mute": "0,3"}
         self._output: dict[str, list[bytes]] = {}
-        version = pb.VersionCheckResponse(grpc_version="0.0.1", agent_version="4.1.0")
-        details = pb.AgentDetails(version="4.1.0", extra_features=["agent-policy"])
         usage = pb.CpuUsage(total_usage=7_000_000, percpu_usage=[5_000_000, 0, 0, 2_000_000])
         stats = pb.CgroupStats(cpu_stats=pb.CpuStats(cpu_usage=usage))
-        self.answer("Check", pb.HealthCheckResponse(status=1))
-        self.answer("Version", version)
-        self.answer("GetGuestDetails", pb.GuestDetailsResponse(agent_details=details))
         self.answer("GetMetrics", pb.Metrics(metrics=METRICS))
         self.answer("StatsContainer", pb.StatsContainerResponse(cgroup_stats=stats))
         self.answer("UpdateContainer", self._update)

@@ -484,14 +484,6 @@ def _agent_usage() -> Callable[[], object]:
     return lambda: messages.parse_usage(data)
 
 
-@attack("agent-features")
-def _agent_features() -> Callable[[], object]:
-    from kata_pin.peers.agent import client, messages
-
-    data = _field(2, b"\x32\x00" * (client.MAX_METRICS // 2 - 64))
-    return lambda: messages.parse_features(data)
-
-
 @attack("agent-metrics")
 def _agent_metrics() -> Callable[[], object]:
     from kata_pin.peers.agent.messages import MAX_METRICS, parse_cpu_times

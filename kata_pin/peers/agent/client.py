@@ -28,7 +28,7 @@ from kata_pin.base.errors import (
 from kata_pin.base.json_text import printable
 from kata_pin.peers import ttrpc
 from kata_pin.peers.agent import messages
-from kata_pin.peers.agent.messages import AGENT, HEALTH, CpuUsage
+from kata_pin.peers.agent.messages import SERVICE, CpuUsage
 from kata_pin.peers.ttrpc import Code, FrameDecoder, Response, TtrpcRequest
 from kata_pin.rights.calls import DIRECT, Calls
 
@@ -160,9 +160,7 @@ class Connection:
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
-    async def call(
-        self, service: str, method: str, payload: bytes, *, call_s: float, limit: int
-    ) -> bytes:
+    async def call(self, method: str, payload: bytes, *, call_s: float, limit: int) -> bytes:
         """Make one call and return the payload of its answer, at most `limit` bytes.
 
         Raises a GuestError, which closes the connection unless the agent itself refused.
@@ -172,7 +170,7 @@ class Connection:
                 raise AgentUnavailable(f"agent {self.address}: the connection is closed")
             try:
                 async with asyncio.timeout(call_s):
-                    response = await self._exchange(service, method, payload, call_s, limit)
+                    response = await self._exchange(method, payload, call_s, limit)
             except (OSError, EOFError) as error:
                 self._abort()
                 reason = _reason(error, f"no answer within {call_s:g} s")
@@ -190,13 +188,11 @@ class Connection:
     def _abort(self) -> None:
         self.writer.transport.abort()
 
-    async def _exchange(
-        self, service: str, method: str, payload: bytes, call_s: float, limit: int
-    ) -> Response:
+    async def _exchange(self, method: str, payload: bytes, call_s: float, limit: int) -> Response:
         self._stream += 2  # a client's are odd: 1, 3, 5...
         if self._stream > _LAST_STREAM:
             raise EOFError("out of streams")
-        request = TtrpcRequest(service, method, payload, timeout_ns=int(call_s * 1e9))
+        request = TtrpcRequest(SERVICE, method, payload, timeout_ns=int(call_s * 1e9))
         self.writer.write(ttrpc.encode_request(self._stream, request))
         await self.writer.drain()
         decoder = FrameDecoder(limit + ENVELOPE)
@@ -300,17 +296,6 @@ MAX_READS: Final = 4096
 T = TypeVar("T")
 
 
-class AgentVersion(Struct, frozen=True):
-    """An agent's versions and build features, empty where it does not report them.
-
-    With the feature `agent-policy`, a policy in the guest may deny requests.
-    """
-
-    grpc_version: str = ""
-    agent_version: str = ""
-    features: tuple[str, ...] = ()
-
-
 @dataclass
 class AgentClient:
     """Calls one agent. `connect_s` bounds connecting, `call_s` each call.
@@ -344,21 +329,6 @@ class AgentClient:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
-
-    async def check(self) -> AgentVersion:
-        """Return the agent's versions and features; AgentUnavailable if it does not serve.
-
-        A policy may deny the features, which are empty then.
-        """
-        if not await self._ask("Check", messages.parse_serving, service=HEALTH):
-            raise AgentUnavailable(f"agent {self.address}: reports that it does not serve")
-        versions = ("", "")
-        features: tuple[str, ...] = ()
-        with contextlib.suppress(AgentUnsupported):
-            versions = await self._ask("Version", messages.parse_version, service=HEALTH)
-        with contextlib.suppress(AgentDenied, AgentUnsupported):
-            features = await self._ask("GetGuestDetails", messages.parse_features)
-        return AgentVersion(*versions, features)
 
     async def set_cpus(self, container_id: str, cpus: CpuSet) -> None:
         """Set a container's cpuset, in guest CPU numbers; ValueError for an empty one.
@@ -460,17 +430,14 @@ class AgentClient:
         self,
         method: str,
         parse: Callable[[bytes], T],
-        payload: bytes = messages.NO_ARGUMENTS,
+        payload: bytes = b"",
         *,
-        service: str = AGENT,
         limit: int = SMALL,
     ) -> T:
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")
         asked = time.monotonic()
-        data = await self._connection.call(
-            service, method, payload, call_s=self.call_s, limit=limit
-        )
+        data = await self._connection.call(method, payload, call_s=self.call_s, limit=limit)
         self.slowest_s = max(self.slowest_s, time.monotonic() - asked)
         return self._parsed(parse, data)
 

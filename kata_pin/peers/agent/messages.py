@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError
-from kata_pin.base.json_text import printable
 from kata_pin.peers import proto
 from kata_pin.peers.ttrpc import parsed
 
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
 
 # The kata-agent's requests and answers: the protobuf bytes of one ttrpc call each.
 #
-# Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.proto,
-# health.proto). A field that an older agent leaves out reads as empty or 0.
-#
-# The answers come from a guest and are hostile: the receiver bounds their size; texts are clipped
-# and made printable here.
+# Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.proto). A field
+# that an older agent leaves out reads as empty or 0. The answers come from a guest and are hostile:
+# the receiver bounds their size.
 
-AGENT: Final = "grpc.AgentService"
-HEALTH: Final = "grpc.Health"
+SERVICE: Final = "grpc.AgentService"
 
-MAX_FEATURES: Final = 64
 MAX_PER_CPU: Final = 8192
 
 NOBODY: Final = 65534
@@ -55,10 +50,6 @@ class CpuUsage(Struct, frozen=True):
 
 
 # ---- requests --------------------------------------------------------------------------------
-
-
-NO_ARGUMENTS: Final = b""
-"""Health.Check, Health.Version, AgentService.GetMetrics; GetGuestDetails without memory details."""
 
 
 def update_request(container_id: str, cpus: CpuSet) -> bytes:
@@ -130,24 +121,6 @@ def _checked(exec_id: str) -> str:
 
 
 # ---- answers ---------------------------------------------------------------------------------
-
-
-def parse_serving(data: bytes) -> bool:
-    """Read the answer of Check: whether the agent serves."""
-    return parsed(proto.agent_pb2.HealthCheckResponse(), data, "Check").status == 1
-
-
-def parse_version(data: bytes) -> tuple[str, str]:
-    """Read the answer of Version: the interface's version and the agent's."""
-    message = parsed(proto.agent_pb2.VersionCheckResponse(), data, "Version")
-    return printable(message.grpc_version), printable(message.agent_version)
-
-
-def parse_features(data: bytes) -> tuple[str, ...]:
-    """Read the answer of GetGuestDetails: what the agent was built with, such as agent-policy."""
-    message = parsed(proto.agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
-    features = message.agent_details.extra_features[:MAX_FEATURES]
-    return tuple(printable(feature) for feature in features)
 
 
 def parse_metrics(data: bytes) -> str:

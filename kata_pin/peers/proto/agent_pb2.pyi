@@ -6,50 +6,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class CheckRequest(_message.Message):
-    __slots__ = ("service",)
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
-    service: str
-    def __init__(self, service: _Optional[str] = ...) -> None: ...
-
-class HealthCheckResponse(_message.Message):
-    __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    status: int
-    def __init__(self, status: _Optional[int] = ...) -> None: ...
-
-class VersionCheckResponse(_message.Message):
-    __slots__ = ("grpc_version", "agent_version")
-    GRPC_VERSION_FIELD_NUMBER: _ClassVar[int]
-    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    grpc_version: str
-    agent_version: str
-    def __init__(self, grpc_version: _Optional[str] = ..., agent_version: _Optional[str] = ...) -> None: ...
-
-class GuestDetailsRequest(_message.Message):
-    __slots__ = ("mem_block_size", "mem_hotplug_probe")
-    MEM_BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MEM_HOTPLUG_PROBE_FIELD_NUMBER: _ClassVar[int]
-    mem_block_size: bool
-    mem_hotplug_probe: bool
-    def __init__(self, mem_block_size: _Optional[bool] = ..., mem_hotplug_probe: _Optional[bool] = ...) -> None: ...
-
-class AgentDetails(_message.Message):
-    __slots__ = ("version", "init_daemon", "extra_features")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    INIT_DAEMON_FIELD_NUMBER: _ClassVar[int]
-    EXTRA_FEATURES_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    init_daemon: bool
-    extra_features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., init_daemon: _Optional[bool] = ..., extra_features: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class GuestDetailsResponse(_message.Message):
-    __slots__ = ("agent_details",)
-    AGENT_DETAILS_FIELD_NUMBER: _ClassVar[int]
-    agent_details: AgentDetails
-    def __init__(self, agent_details: _Optional[_Union[AgentDetails, _Mapping]] = ...) -> None: ...
-
 class LinuxCPU(_message.Message):
     __slots__ = ("shares", "quota", "period", "cpus", "mems")
     SHARES_FIELD_NUMBER: _ClassVar[int]

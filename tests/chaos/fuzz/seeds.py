@@ -274,13 +274,8 @@ def agent_answers() -> list[bytes]:
     usage = agent_pb2.StatsContainerResponse()
     usage.cgroup_stats.cpu_stats.cpu_usage.total_usage = 1 << 40
     usage.cgroup_stats.cpu_stats.cpu_usage.percpu_usage.extend([1, 2, 3])
-    details = agent_pb2.GuestDetailsResponse()
-    details.agent_details.extra_features.extend(["agent-policy", "é\x1b["])
     return [
         encoded(usage),
-        encoded(details),
-        encoded(agent_pb2.HealthCheckResponse(status=1)),
-        encoded(agent_pb2.VersionCheckResponse(grpc_version="1", agent_version="3.21")),
         encoded(agent_pb2.Metrics(metrics=METRICS.decode())),
         encoded(agent_pb2.ReadStreamResponse(data=CPUINFO)),
         encoded(agent_pb2.WaitProcessResponse(status=1)),

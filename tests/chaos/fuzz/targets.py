@@ -90,12 +90,7 @@ QEMU_WORDS = tuple(
 )  # fmt: skip
 
 AGENT_PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    *(
-        messages.parse_serving,
-        messages.parse_version,
-        messages.parse_features,
-        messages.parse_metrics,
-    ),
+    *(messages.parse_metrics,),
     *(messages.parse_usage, messages.parse_read, messages.parse_wait),
 )
 

@@ -55,16 +55,16 @@ async def agent(folder: Path) -> AsyncIterator[AgentDouble]:
 
 
 async def _ask(agent: AgentDouble, twist: Twist) -> GuestError:
-    """Return what a call to an agent ends with that answers Check with a twist."""
+    """Return what a call to an agent ends with that answers StatsContainer with a twist."""
     agent.twist = twist
     async with AgentClient(agent.address, connect_s=5, call_s=CALL_S) as client:
         began = time.monotonic()
         with pytest.raises(GuestError) as caught:
-            await client.check()
+            await client.usage("app")
         assert time.monotonic() - began < CALL_S + SLACK_S
         if "code" not in str(caught.value):
             with pytest.raises(AgentUnavailable, match="closed"):
-                await client.check()
+                await client.usage("app")
     return caught.value
 
 
@@ -161,7 +161,7 @@ async def test_a_late_answer_is_not_the_next_ones(agent: AgentDouble) -> None:
     for writer, frame in late:
         writer.write(frame)
     await client.connect()
-    assert (await client.check()).agent_version == "4.1.0"
+    assert await client.metrics()
     await client.close()
 
 
@@ -245,7 +245,7 @@ async def test_refusals_by_code_and_text(
     async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
         with pytest.raises(kind):
             await client.metrics()
-        assert (await client.check()).agent_version
+        assert (await client.usage("app")).total_ns
 
 
 async def test_words_of_a_guest_are_made_safe(agent: AgentDouble) -> None:
@@ -257,23 +257,6 @@ async def test_words_of_a_guest_are_made_safe(agent: AgentDouble) -> None:
             await client.metrics()
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < MAX_SHOWN + 200
-
-
-async def test_an_agent_that_does_not_serve(agent: AgentDouble) -> None:
-    """Check may say no."""
-    agent.answer("Check", pb.HealthCheckResponse(status=2))
-    async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
-        with pytest.raises(AgentUnavailable, match="does not serve"):
-            await client.check()
-
-
-async def test_what_an_old_agent_leaves_out(agent: AgentDouble) -> None:
-    """Only Check must be answered; the rest stays empty."""
-    agent.answer("Version", Response(b"", Code.UNIMPLEMENTED, "method Version"))
-    agent.answer("GetGuestDetails", Response(b"", Code.PERMISSION_DENIED, "no"))
-    async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
-        version = await client.check()
-    assert (version.agent_version, version.features) == ("", ())
 
 
 async def test_the_deadline_goes_along(agent: AgentDouble) -> None:
@@ -341,8 +324,8 @@ async def test_nothing_is_left_open(agent: AgentDouble) -> None:
     agent.twist = _silent
     client = AgentClient(agent.address, connect_s=5, call_s=60)
     await client.connect()
-    asking = asyncio.create_task(client.check())
-    while not agent.asked["Check"]:
+    asking = asyncio.create_task(client.metrics())
+    while not agent.asked["GetMetrics"]:
         await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -444,5 +427,5 @@ async def test_two_calls_at_once_take_turns(agent: AgentDouble) -> None:
     """Each gets its own answer, over the one connection."""
     agent.twist = _later
     async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
-        first, second = await asyncio.gather(client.check(), client.check())
+        first, second = await asyncio.gather(client.metrics(), client.metrics())
     assert first == second
