@@ -26,8 +26,8 @@ from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux.affinity import (
     AuditFinding,
     ExpectedThread,
-    audit_affinity_in_steps,
-    audit_deep_in_steps,
+    audit_affinity,
+    audit_deep,
 )
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HostRoot
@@ -173,7 +173,7 @@ class Auditor:
     def _check_affinities(self, expected: Expectation, _cache: SandboxCache) -> Steps[Found]:
         findings = {}
         for tgid, affinities in expected.affinities:
-            found = yield from audit_affinity_in_steps(self._root, tgid, affinities)
+            found = yield from audit_affinity(self._root, tgid, affinities)
             if found:
                 findings[tgid] = found
         moved = any(found.moved for found in findings.values())
@@ -186,7 +186,7 @@ class Auditor:
         for tgid, threads in expected.threads().items():
             inodes = cache.tasks.inodes(threads)
             by_tid = {key.tid: one for key, one in threads.items()}
-            found = yield from audit_deep_in_steps(self._root, tgid, by_tid, inodes)
+            found = yield from audit_deep(self._root, tgid, by_tid, inodes)
             if found:
                 findings[tgid] = found
         return findings, _cpuset_changed(expected, cpusets)

@@ -21,15 +21,22 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from kata_pin.base.counters import RtNode, Scheduling
+from kata_pin.base.counters import PF_NO_SETAFFINITY, RtNode, Scheduling
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, KataPinError, ParseError, reason_of
 from kata_pin.base.placement import Action, ActionResult
 from kata_pin.base.sandbox import Process, ThreadKey
-from kata_pin.base.steps import STEP, Steps, at_once
+from kata_pin.base.steps import STEP, Steps
 from kata_pin.base.values import Outcome
 from kata_pin.linux.counters import parse_scheduling
-from kata_pin.linux.files import CgroupMount, HostRoot, cgroup_mounts, read_once, read_text
+from kata_pin.linux.files import (
+    CgroupMount,
+    HostRoot,
+    cgroup_mounts,
+    host_errors,
+    read_once,
+    read_text,
+)
 from kata_pin.linux.proc import parse_starttime, parse_stat
 from kata_pin.linux.process import translated
 from kata_pin.linux.tasks import TaskReader, as_cpuset, as_numbers, list_inodes
@@ -52,9 +59,6 @@ from kata_pin.rights.broker.protocol import AffinityChange, Changed
 #
 # A task that changed is reported, and nothing is undone: it was never ours to judge. Facts:
 # sched_setaffinity(2); kernel/sched/syscalls.c; measured on 6.1, 6.12 and 6.18.
-
-PF_NO_SETAFFINITY: Final = 0x0400_0000
-"""Task flag of kernel threads whose affinity user space may not change (sched.h)."""
 
 _OUTCOMES: Final = {
     ESRCH: Outcome.GONE,
@@ -157,7 +161,7 @@ class ExpectedThread(NamedTuple):
     affinity: frozenset[int]
 
 
-def audit_affinity_in_steps(
+def audit_affinity(
     root: HostRoot, tgid: int, expected: Mapping[int, frozenset[int]]
 ) -> Steps[AuditFinding]:
     """Compare the process's threads, by tid, and their affinities with what is expected.
@@ -172,7 +176,7 @@ def audit_affinity_in_steps(
     return _compare(observed, expected, set(expected))
 
 
-def audit_deep_in_steps(
+def audit_deep(
     root: HostRoot,
     tgid: int,
     expected: Mapping[int, ExpectedThread],
@@ -200,10 +204,6 @@ def audit_deep_in_steps(
         return NOTHING
     still = {tid for tid, e in expected.items() if tid in observed and observed[tid][0] == e[0]}
     return _compare(observed, expected, still)
-
-
-audit_affinity = at_once(audit_affinity_in_steps)
-audit_deep = at_once(audit_deep_in_steps)
 
 
 def _observe(root: HostRoot, tgid: int, look: Callable[[int], T]) -> Steps[dict[int, T]]:
@@ -403,9 +403,8 @@ def _write(folder: str, name: str, text: str) -> None:
     path = f"{folder}/{name}"
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(fd, text.encode())
-    except OSError as error:
-        raise HostError("write", path, error.errno or 0) from error
+        with host_errors("write", path):
+            os.write(fd, text.encode())
     finally:
         os.close(fd)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -43,14 +43,27 @@ def cpuset_folders(mounts: Sequence[CgroupMount], cgroup: str) -> list[str]:
 
     Innermost first, without the root, which nobody writes, and those without a cpuset of their own.
     """
-    found: list[str] = []
+    return [
+        folder
+        for mount in mounts
+        for folder in _upwards(mount.folder(cgroup) or mount.point, mount.point)
+        if os.path.exists(f"{folder}/cpuset.cpus")
+    ]
+
+
+def _seen(mounts: Iterable[CgroupMount], entry: CgroupEntry) -> Iterator[tuple[CgroupMount, str]]:
+    """Yield where a cgroup is seen, with the mount that shows it."""
     for mount in mounts:
-        folder = mount.folder(cgroup)
-        while folder is not None and folder != mount.point:
-            if os.path.exists(f"{folder}/cpuset.cpus"):
-                found.append(folder)
-            folder = posixpath.dirname(folder)
-    return found
+        folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
+        if folder is not None and not entry.removed:
+            yield mount, folder
+
+
+def _upwards(folder: str, top: str) -> Iterator[str]:
+    """Yield a folder and those above it, without the one at the top."""
+    while folder != top and folder.startswith(top):
+        yield folder
+        folder = posixpath.dirname(folder)
 
 
 class CpusetReader:
@@ -95,7 +108,7 @@ class CpusetReader:
         if entry is None or cgroup == "/":
             return frozenset()
         name = "tasks" if entry.controllers else "cgroup.threads"
-        for _mount, folder in self._folders(entry):
+        for _mount, folder in _seen(self._mounts, entry):
             with suppress(OSError):
                 data = read_once(f"{folder}/{name}", among * _LIST_BYTES)
                 whole = data[: data.rfind(b"\n") + 1]  # the last number may have been cut
@@ -122,18 +135,11 @@ class CpusetReader:
 
     def effective(self, entry: CgroupEntry) -> CpuSet:
         """Return the CPUs that a cgroup allows, EMPTY if that cannot be known."""
-        for mount, folder in self._folders(entry):
+        for mount, folder in _seen(self._mounts, entry):
             cpus = _v1_cpus(folder) if entry.controllers else _v2_cpus(folder, mount.point)
             if cpus:
                 return cpus
         return EMPTY
-
-    def _folders(self, entry: CgroupEntry) -> Iterator[tuple[CgroupMount, str]]:
-        """Yield where a cgroup is seen, with the mount that shows it."""
-        for mount in self._mounts:
-            folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
-            if folder is not None and not entry.removed:
-                yield mount, folder
 
 
 def _v1_cpus(folder: str) -> CpuSet:
@@ -147,13 +153,10 @@ def _v2_cpus(folder: str, top: str) -> CpuSet:
     The file is absent in a cgroup whose parent does not hand the controller on; then the ancestor's
     set holds.
     """
-    while folder.startswith(top):
-        cpus = _read(f"{folder}/cpuset.cpus.effective")
+    for place in (*_upwards(folder, top), top):
+        cpus = _read(f"{place}/cpuset.cpus.effective")
         if cpus is not None:
             return cpus
-        if folder == top:
-            break
-        folder = posixpath.dirname(folder)
     return EMPTY
 
 
@@ -195,19 +198,10 @@ def why_not_roots(root: HostRoot, entry: CgroupEntry) -> str:
     if entry.removed:
         return f"cgroup {entry.path} has been removed"
     controller = entry.controllers[0] if entry.controllers else ""
-    for mount in cgroup_mounts(root, controller):
-        folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
-        if folder is not None:
-            return _why_not(folder, mount.point)
+    for mount, folder in _seen(cgroup_mounts(root, controller), entry):
+        problems = map(_problem, (*_upwards(folder, mount.point), mount.point))
+        return next(filter(None, problems), "")
     return f"cgroup {entry.path} cannot be seen from here"
-
-
-def _why_not(folder: str, top: str) -> str:
-    while True:
-        problem = _problem(folder)
-        if problem or folder == top or len(folder) <= len(top):
-            return problem
-        folder = posixpath.dirname(folder)
 
 
 def _problem(folder: str) -> str:
@@ -281,12 +275,10 @@ class CgroupFiles:
             entry = read_cgroups(self._root, read_bytes(path, MAX_CGROUP)).of(self._controller)
         except (OSError, ParseError):
             return None
-        if entry is None or entry.removed:
+        if entry is None:
             return None
-        for mount in self._mounts:
-            if mount.v1 == bool(entry.controllers) and (folder := mount.folder(entry.path)):
-                return _upwards(mount, folder)
-        return None
+        seen = _seen(self._mounts, entry)
+        return next((list(_upwards(folder, mount.point)) for mount, folder in seen), None)
 
     def throttling(self, folders: list[str]) -> Throttling | None:
         """Return how long quotas of these cgroups stopped them in all; None: unknown.
@@ -322,11 +314,3 @@ class CgroupFiles:
                         for node, size in parse_hugetlb(read_bytes(f"{folder}/{file}")).items():
                             found[node] = found.get(node, 0) + size
         return {node: NodeBytes(size, size) for node, size in found.items()}
-
-
-def _upwards(mount: CgroupMount, folder: str) -> list[str]:
-    found = []
-    while folder != mount.point and folder.startswith(mount.point):
-        found.append(folder)
-        folder = posixpath.dirname(folder)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -98,6 +99,15 @@ def read_bytes(path: str, limit: int = TEXT_BYTES) -> bytes:
         return data
     finally:
         os.close(fd)
+
+
+@contextmanager
+def host_errors(operation: str, subject: str, *, hint: str = "") -> Iterator[None]:
+    """Raise HostError for an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(operation, subject, error.errno or 0, hint=hint) from error
 
 
 def read_text(path: str, limit: int = TEXT_BYTES) -> str:
@@ -246,11 +256,9 @@ def _namespace(root: str) -> Mapping[tuple[str, ...], str]:
     if not hidden:
         return {}
     path = host.proc("self/cgroup")
-    try:
+    with host_errors("read", path):
         pid = os.readlink(host.proc("self"))
         entries = parse_cgroup(read_bytes(path, MAX_CGROUP)).entries
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
     hidden.sort(key=lambda one: -_levels(one.mount.root))  # the one that shows most comes first
     found = {}
     for entry in entries:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kata_pin.base.counters import Counts, InterruptKind
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import HostError, ParseError
-from kata_pin.linux.files import STAT_BYTES, HostRoot, read_bytes, read_once
+from kata_pin.linux.files import STAT_BYTES, HostRoot, host_errors, read_bytes, read_once
 from kata_pin.linux.proc import check_size, clipped, parse_mask
 
 # The node's numbered interrupts, as the kernel shows them.
@@ -423,10 +423,8 @@ class InterruptTable:
         for one that makes no sense.
         """
         path = self._root.proc("interrupts")
-        try:
+        with host_errors("read", path):
             head, *lines = read_bytes(path, MAX_TEXT).split(b"\n")
-        except OSError as error:
-            raise HostError("read", path, error.errno or 0) from error
         if head != self._head:
             self._columns = parse_columns(head)
             self._head, self._known = head, {}
@@ -506,10 +504,8 @@ def default_mask(root: HostRoot) -> CpuSet:
     Raises HostError where the file cannot be read, ParseError for one that is no mask.
     """
     path = root.proc("irq", "default_smp_affinity")
-    try:
+    with host_errors("read", path):
         return parse_mask(read_once(path), path)
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
 
 
 def is_managed(root: HostRoot, number: int) -> bool:

@@ -11,8 +11,8 @@ from typing import Final
 from kata_pin.base.counters import Extent, FreeMemory, NodeBytes, Placed
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
-from kata_pin.linux.files import HostRoot, read_bytes, read_text
-from kata_pin.linux.proc import check_size, clipped
+from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
+from kata_pin.linux.proc import check_size, clipped, status_field
 from kata_pin.rights.broker.pages import probe
 
 # Where memory is, by NUMA node: a cgroup's memory.numa_stat, a process's numa_maps and maps.
@@ -209,14 +209,11 @@ def free_memory(root: HostRoot, node: int) -> FreeMemory:
 def allowed_nodes(root: HostRoot, pid: int) -> CpuSet:
     """Return the NUMA nodes that a process's cpuset allows; raises HostError or ParseError."""
     path = root.proc(pid, "status")
-    try:
-        for line in read_text(path).splitlines():
-            name, _, value = line.partition(":")
-            if name == "Mems_allowed_list":
-                return CpuSet.parse(value.strip(), source=path)
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
-    raise ParseError("no Mems_allowed_list", source=path)
+    with host_errors("read", path):
+        listed = status_field(read_bytes(path), "Mems_allowed_list")
+    if listed is None:
+        raise ParseError("no Mems_allowed_list", source=path)
+    return CpuSet.parse(listed, source=path)
 
 
 async def mappings(

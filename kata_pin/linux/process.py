@@ -22,6 +22,7 @@ from kata_pin.linux.files import (
     HOST,
     MAX_MOUNTINFO,
     HostRoot,
+    host_errors,
     read_bytes,
     read_cgroups,
     read_once,
@@ -112,11 +113,9 @@ def exe_paths(root: HostRoot, pids: Sequence[int]) -> list[str]:
 
     Raises HostError if none can be asked for.
     """
-    try:
+    with host_errors("read", root.proc("*", "exe")):
         live = root.live
         links = root.calls.executables(pids) if live else executables(pids, root.proc())
-    except OSError as error:
-        raise HostError("read", root.proc("*", "exe"), error.errno or 0) from error
     return [link.removesuffix(DELETED) for link in links]
 
 
@@ -198,11 +197,8 @@ class ProcessIndex:
     def refresh_in_steps(self, *, full: bool = False) -> Steps[None]:
         """Look again, in steps: a full look at thousands of processes takes long."""
         path = self._root.proc()
-        try:
-            with os.scandir(path) as entries:
-                inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
-        except OSError as error:
-            raise HostError("list", path, error.errno or 0) from error
+        with host_errors("list", path), os.scandir(path) as entries:
+            inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
         known = {} if full else self._inodes
         gone = self._processes.keys() - inodes.keys()
         unread = {pid for pid, inode in inodes.items() if known.get(pid) != inode}

@@ -18,7 +18,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.values import Method
 from kata_pin.linux.counters import MAX_CPUS, kvm_counts, over, parse_cpu_runs, task_runs
-from kata_pin.linux.files import HostRoot, read_bytes, read_text
+from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
 from kata_pin.linux.switches import RING_BYTES as LEAST_BYTES
 from kata_pin.linux.switches import SwitchRecorder
 from kata_pin.linux.topology import online
@@ -222,10 +222,8 @@ def count_others(
 def cpu_runs(root: HostRoot, cpus: Collection[int]) -> dict[int, CpuRun]:
     """Return the counters of pCPUs; raises HostError where the kernel has none."""
     try:
-        return parse_cpu_runs(read_bytes(root.proc("schedstat"), MAX_CPUS), cpus)
-    except OSError as error:
-        hint = "the kernel needs CONFIG_SCHEDSTATS"
-        raise HostError("read", "/proc/schedstat", error.errno or 0, hint=hint) from error
+        with host_errors("read", "/proc/schedstat", hint="the kernel needs CONFIG_SCHEDSTATS"):
+            return parse_cpu_runs(read_bytes(root.proc("schedstat"), MAX_CPUS), cpus)
     except ParseError as error:
         raise HostError("read", "/proc/schedstat", hint=error.message) from error
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Final
 
 from kata_pin.base.counters import CacheUse
-from kata_pin.base.errors import HostError, ParseError
-from kata_pin.linux.files import HostRoot, read_bytes
+from kata_pin.base.errors import ParseError
+from kata_pin.linux.files import HostRoot, host_errors, read_bytes
 from kata_pin.linux.proc import check_size, clipped
 from kata_pin.rights.broker.tunables import PREFIX
 
@@ -89,10 +89,8 @@ def group_of(class_name: str, name: str) -> str:
 def tids_in(root: HostRoot, group: str) -> frozenset[int]:
     """Return the threads of a group; raises HostError or ParseError."""
     path = root.sys(_FOLDER, group, "tasks")
-    try:
+    with host_errors("read", path):
         return parse_tasks(read_bytes(path, MAX_TASKS))
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
 
 
 def why_refused(root: HostRoot) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
-from types import TracebackType
 from typing import Final, Self
 
 from kata_pin.base.counters import CROWD, IDLE_TASK, CpuWindow, Measured, SeenTask
@@ -242,12 +241,7 @@ class SwitchRecorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property

@@ -11,7 +11,7 @@ from typing import Final
 
 from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
 from kata_pin.base.errors import HostError, ParseError
-from kata_pin.linux.files import HostRoot, read_bytes, read_once, read_text
+from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_once, read_text
 
 # The host's CPUs from sysfs: a HostTopology, or just which CPUs are online.
 #
@@ -40,10 +40,8 @@ def online(root: HostRoot) -> CpuSet:
     Raises HostError when the kernel does not say, ParseError when it makes no sense.
     """
     path = root.sys("devices/system/cpu/online")
-    try:
+    with host_errors("read", path):
         return CpuSet.parse(read_once(path).decode("utf-8", "replace"), source=path)
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
 
 
 def isolated(root: HostRoot) -> CpuSet:
@@ -197,21 +195,17 @@ def read_capture(path: str) -> HostTopology:
     """Return the captured topology; raises HostError or ParseError naming what is wrong."""
     if os.path.isdir(path):
         return read_topology(HostRoot(path))
-    try:
+    with host_errors("read", path):
         data = read_bytes(path, MAX_BYTES + 1)
-    except OSError as error:
-        raise HostError("read", path, error.errno or 0) from error
     if len(data) > MAX_BYTES:
         raise ParseError(f"longer than {MAX_BYTES} bytes", source=path)
     files = _listed(data.decode("utf-8", "replace"), path)
     with TemporaryDirectory(prefix="kata-pin-capture-") as folder:
-        try:
+        with host_errors("unfold", path):  # a file where another line needs a folder, or no room
             for place, content in files.items():
                 target = Path(folder, place)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(f"{content}\n", encoding="utf-8")
-        except OSError as error:  # a file where another line needs a folder, or no room
-            raise HostError("unfold", path, error.errno or 0) from error
         return read_topology(HostRoot(folder))
 
 

@@ -13,19 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from fcntl import ioctl
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from kata_pin.base.counters import (
-    CpuWindow,
-    Measured,
-    MeasuredInterrupt,
-    RanTask,
-)
+from kata_pin.base.counters import CpuWindow, Measured, MeasuredInterrupt, RanTask
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.values import Method, TracedKind
-from kata_pin.linux.files import HostRoot, read_bytes, read_text
+from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
 from kata_pin.linux.interrupts import is_managed
 from kata_pin.linux.perf import ENABLE, Ring
 from kata_pin.linux.proc import check_size, clipped
@@ -54,11 +48,8 @@ def tracefs(root: HostRoot) -> Iterator[str]:
         if os.path.isdir(f"{path}/events"):
             yield path
             return
-    try:
+    with host_errors("mount", "tracefs", hint="run as root; the kernel needs CONFIG_FTRACE"):
         mount = _mount()
-    except OSError as error:
-        hint = "run as root; the kernel needs CONFIG_FTRACE"
-        raise HostError("mount", "tracefs", error.errno or 0, hint=hint) from error
     try:
         yield f"/proc/self/fd/{mount}"
     finally:
@@ -274,12 +265,7 @@ class TraceRecorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def drain(self) -> None:
@@ -505,7 +491,7 @@ def _read(folder: str, event: str) -> Hist:
 def _instance(tracing: str) -> Iterator[str]:
     """Yield the folder of an instance, which is removed in the end; raises HostError."""
     base = f"{tracing}/instances"
-    try:
+    with host_errors("make an instance in", "tracefs"):
         for name in os.listdir(base):
             found = _INSTANCE.match(name)
             if found and not os.path.exists(f"/proc/{found[1]}"):
@@ -513,8 +499,6 @@ def _instance(tracing: str) -> Iterator[str]:
                     os.rmdir(f"{base}/{name}")
         folder = f"{base}/kata-pin-{os.getpid()}"
         os.mkdir(folder)
-    except OSError as error:
-        raise HostError("make an instance in", "tracefs", error.errno or 0) from error
     try:
         yield folder
     finally:
@@ -523,10 +507,7 @@ def _instance(tracing: str) -> Iterator[str]:
 
 
 def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(text)
-    except OSError as error:
-        hint = "the kernel needs CONFIG_HIST_TRIGGERS, and no lockdown in mode confidentiality"
-        what = path.rpartition("/events/")[2]
-        raise HostError("set", f"a histogram of {what}", error.errno or 0, hint=hint) from error
+    hint = "the kernel needs CONFIG_HIST_TRIGGERS, and no lockdown in mode confidentiality"
+    what = f"a histogram of {path.rpartition('/events/')[2]}"
+    with host_errors("set", what, hint=hint), open(path, "w", encoding="ascii") as file:
+        file.write(text)

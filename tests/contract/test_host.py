@@ -17,6 +17,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import Task, ThreadKey
+from kata_pin.base.steps import finish
 from kata_pin.base.values import Outcome
 from kata_pin.linux import process, tasks
 from kata_pin.linux.affinity import NOTHING, ExpectedThread, apply, audit_affinity, audit_deep
@@ -166,16 +167,16 @@ def test_audit_follows_every_change(subject: Subject) -> None:
     deep = {
         t.key.tid: ExpectedThread(t.key.starttime, frozenset(t.affinity)) for t in subject.tasks()
     }
-    assert audit_affinity(subject.root, subject.pid, expected) is NOTHING
-    assert audit_deep(subject.root, subject.pid, deep) is NOTHING
+    assert finish(audit_affinity(subject.root, subject.pid, expected)) is NOTHING
+    assert finish(audit_deep(subject.root, subject.pid, deep)) is NOTHING
     moved, ended = subject.tids[1], subject.tids[-1]
     change = AffinityChange(*subject.key(moved), 0, frozenset({subject.cpus[1]}))
     subject.root.calls.set_affinities([change], subject.root.proc())
     born = subject.grow()
     subject.end(ended)
     for finding in (
-        audit_affinity(subject.root, subject.pid, expected),
-        audit_deep(subject.root, subject.pid, deep),
+        finish(audit_affinity(subject.root, subject.pid, expected)),
+        finish(audit_deep(subject.root, subject.pid, deep)),
     ):
         assert (finding.moved, finding.born, finding.gone) == ((moved,), (born,), (ended,))
 
@@ -187,7 +188,7 @@ def test_deep_audit_knows_who_is_who(subject: Subject) -> None:
     }
     tid = subject.tids[1]
     deep[tid] = deep[tid]._replace(starttime=1)
-    finding = audit_deep(subject.root, subject.pid, deep)
+    finding = finish(audit_deep(subject.root, subject.pid, deep))
     assert (finding.moved, finding.born, finding.gone) == ((), (tid,), (tid,))
 
 

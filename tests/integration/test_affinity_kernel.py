@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.counters import PF_NO_SETAFFINITY
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.values import Outcome
-from kata_pin.linux.affinity import PF_NO_SETAFFINITY, apply, apply_all
+from kata_pin.linux.affinity import apply, apply_all
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST
 from kata_pin.linux.process import ProcessIndex

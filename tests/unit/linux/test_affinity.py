@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.counters import PF_NO_SETAFFINITY
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.values import Outcome
-from kata_pin.linux.affinity import PF_NO_SETAFFINITY, apply, apply_all
+from kata_pin.linux.affinity import apply, apply_all
 from tests.support.hosttree import FakeHost
 
 

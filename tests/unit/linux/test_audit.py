@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.errors import HostError, ParseError
+from kata_pin.base.steps import finish
 from kata_pin.linux.affinity import (
     NOTHING,
     AuditFinding,
@@ -30,7 +31,7 @@ def host(tmp_path: Path) -> FakeHost:
 
 def test_nothing_differs(host: FakeHost) -> None:
     """Nothing found is false, and always the same object."""
-    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL))
+    finding = finish(audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL)))
     assert finding is NOTHING
     assert not finding
 
@@ -38,30 +39,30 @@ def test_nothing_differs(host: FakeHost) -> None:
 def test_every_difference(host: FakeHost) -> None:
     """A moved, an unexpected and a missing thread are each told by tid."""
     host.calls.affinities[11] = frozenset({3})
-    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 99), ALL))
+    finding = finish(audit_affinity(host.root, 10, dict.fromkeys((10, 11, 99), ALL)))
     assert finding == AuditFinding(moved=(11,), born=(12,), gone=(99,))
 
 
 def test_gone_process(host: FakeHost) -> None:
     """All threads of a process that is not there are gone."""
-    assert audit_affinity(host.root, 7, {7: ALL, 8: ALL}) == AuditFinding(gone=(7, 8))
+    assert finish(audit_affinity(host.root, 7, {7: ALL, 8: ALL})) == AuditFinding(gone=(7, 8))
 
 
 def test_thread_dies_after_the_listing(host: FakeHost) -> None:
     """A thread that is listed but has no affinity any more is gone; the rest is still compared."""
     del host.calls.affinities[11]
     host.calls.affinities[12] = frozenset({0})
-    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL))
+    finding = finish(audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL)))
     assert finding == AuditFinding(moved=(12,), gone=(11,))
 
 
 def test_deep_sees_a_reused_tid(host: FakeHost) -> None:
     """The same tid and affinity with another start time is another thread."""
     expected = {tid: ExpectedThread(100, ALL) for tid in (10, 11, 12)}
-    assert audit_deep(host.root, 10, expected) is NOTHING
+    assert finish(audit_deep(host.root, 10, expected)) is NOTHING
     host.thread(10, 11, starttime=200)
     host.calls.affinities[12] = frozenset({1})
-    finding = audit_deep(host.root, 10, expected)
+    finding = finish(audit_deep(host.root, 10, expected))
     assert finding == AuditFinding(moved=(12,), born=(11,), gone=(11,))
 
 
@@ -72,11 +73,13 @@ def test_deep_reads_only_what_may_be_another_thread(host: FakeHost) -> None:
     for tid in (10, 11):
         (host.folder / f"proc/10/task/{tid}/stat").write_text("")
     with pytest.raises(ParseError):
-        audit_deep(host.root, 10, expected, {10: inodes[10], 12: inodes[12]})
-    assert audit_deep(host.root, 10, expected, inodes) is NOTHING
+        finish(audit_deep(host.root, 10, expected, {10: inodes[10], 12: inodes[12]}))
+    assert finish(audit_deep(host.root, 10, expected, inodes)) is NOTHING
     (host.folder / "proc/10/task/11").rename(host.folder / "kept")  # keeps the number taken
     host.thread(10, 11, starttime=200)
-    assert audit_deep(host.root, 10, expected, inodes) == AuditFinding(born=(11,), gone=(11,))
+    assert finish(audit_deep(host.root, 10, expected, inodes)) == AuditFinding(
+        born=(11,), gone=(11,)
+    )
 
 
 def test_other_errors_are_raised(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +90,4 @@ def test_other_errors_are_raised(host: FakeHost, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(FakeCalls, "get_affinity", broken)
     with pytest.raises(HostError, match="audit process 10"):
-        audit_affinity(host.root, 10, {})
+        finish(audit_affinity(host.root, 10, {}))
