@@ -1,6 +1,6 @@
 """What all of the engine uses.
 
-These are counts since the start, Protocols for what later rooms bring, and slices of long work.
+These are counts since the start, the observers of passes, and slices of long work.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import errno
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from kata_pin.base.placement import DriftKind, PassOutcome, Report
+from kata_pin.base.placement import DriftKind, PassOutcome
 from kata_pin.base.steps import Steps
 from kata_pin.base.values import Outcome
 
@@ -63,8 +63,30 @@ class Histogram:
             yield ("+Inf" if bound is None else f"{bound:g}"), total
 
 
-class Counters:
-    """The counts; an Observer of passes."""
+class Observer(Protocol):
+    """Gets the outcome of every pass, before a waiting hook is answered; must be quick.
+
+    By default nothing happens.
+    """
+
+    def passed(self, outcome: PassOutcome) -> None:
+        """Take a pass after which the sandbox goes on."""
+        return
+
+    def ended(self, outcome: PassOutcome) -> None:
+        """Take a pass that found that the sandbox has ended."""
+        return
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Take the error of a pass that failed; `operation` is a word for metrics.
+
+        The next pass repeats what a failed one left undone.
+        """
+        return
+
+
+class Counters(Observer):
+    """The counts."""
 
     def __init__(self) -> None:
         self.apply = Histogram(APPLY_BUCKETS)
@@ -85,9 +107,6 @@ class Counters:
         for result in report.results:
             if result.outcome in _REFUSALS:
                 self.errors["sched_setaffinity", _REFUSALS[result.outcome]] += 1
-
-    def ended(self, outcome: PassOutcome) -> None:
-        """See Observer: a pass that found that a sandbox ended did nothing."""
 
     def failed(self, operation: str, error: Exception) -> None:
         """Count an error; `operation` is one of few words of ours."""
@@ -144,33 +163,6 @@ def readings(rows: Iterable[MetricRow[T]], source: T) -> Iterator[Shown]:
         value = row.value(source)
         if value is not None:
             yield row, value
-
-
-# What passes need of the rooms above, as Protocols.
-
-
-class Observer(Protocol):
-    """Gets the outcome of every pass, before a waiting hook is answered; must be quick."""
-
-    def passed(self, outcome: PassOutcome) -> None:
-        """Take a pass after which the sandbox goes on."""
-
-    def ended(self, outcome: PassOutcome) -> None:
-        """Take a pass that found that the sandbox has ended."""
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """Take the error of a pass that failed; `operation` is a word for metrics.
-
-        By default nothing happens: the next pass repeats what a failed one left undone.
-        """
-        return
-
-
-class GuestPreparer(Protocol):
-    """Prepares a sandbox's guest for a pass that will move vCPU threads."""
-
-    async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
-        """Return when the pass may run; `foresee` returns what it would decide."""
 
 
 # Runs long work in slices: between two of them the event loop serves others.

@@ -17,7 +17,7 @@ from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.errors import HostError, reason_of
 from kata_pin.base.placement import Binding, Cause, Report, outcome_of
 from kata_pin.base.sandbox import Container, ProcessKey, Sandbox, Vmm
-from kata_pin.engine.counters import GuestPreparer, Observer, Slices
+from kata_pin.engine.counters import Observer, Slices
 from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.engine.sandboxes import RETRY_S, PassResult, PassVerdict, SandboxEntry, Sandboxes
@@ -206,7 +206,8 @@ class PassRunner:
     Everything runs in the event loop's thread.
 
     `start` runs a coroutine until the daemon ends. `ask` asks the VMM after a pass, and returns
-    whether another pass may use the answer. `observers` get every outcome, in this order,
+    whether another pass may use the answer. `prepare_guest` returns when a sandbox's pass may run;
+    it may call what returns what that would decide. `observers` get every outcome, in this order,
     before a waiting hook is answered.
     """
 
@@ -218,7 +219,7 @@ class PassRunner:
     _live: LiveConfig
     _start: Callable[[Coroutine[object, object, None]], object]
     _ask: Callable[[str, SandboxCache], Awaitable[bool]]
-    _guests: GuestPreparer
+    _prepare_guest: Callable[[str, Callable[[], Awaitable[Report]]], Awaitable[None]]
     _observers: Sequence[Observer]
 
     def __post_init__(self) -> None:
@@ -269,7 +270,7 @@ class PassRunner:
     async def _pass(self, sandbox_id: str) -> PassResult:
         """Run one pass, and another if the VMM itself answered questions."""
         try:
-            await self._guests.before(sandbox_id, lambda: self.foreseen(sandbox_id))
+            await self._prepare_guest(sandbox_id, lambda: self.foreseen(sandbox_id))
             result = await self._in_turn(sandbox_id)
             if result.verdict is not PassVerdict.GONE and await self._ask(
                 sandbox_id, self._sandboxes.entry(sandbox_id).cache

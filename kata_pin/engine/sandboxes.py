@@ -16,6 +16,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.errors import reason_of
 from kata_pin.base.placement import Cause, Node, PassOutcome, Report
 from kata_pin.base.sandbox import ProcessKey, Sandbox, Vmm
+from kata_pin.engine.counters import Observer
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.placement.exclusive import lacks_cpuset
 from kata_pin.placement.masks import resolve_cpusets, sandbox_mask
@@ -380,7 +381,7 @@ class Sandboxes:
         return bool(new)
 
 
-class Neighbours:
+class Neighbours(Observer):
     """What other sandboxes have exclusively: a VM without a cpuset keeps off it (D28).
 
     It is what the last pass over each of them decided, or what its records say until one has
@@ -390,8 +391,9 @@ class Neighbours:
     Without a daemon records alone are known.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, sandboxes: Sandboxes) -> None:
         self._registry = registry
+        self._sandboxes = sandboxes
         self._version = -1
         self._recorded: list[str] = []
         self._decided: dict[str, CpuSet] = {}
@@ -411,23 +413,6 @@ class Neighbours:
         containers = resolve_cpusets(records, kubelet=node.kubelet, configured=EMPTY)
         return sandbox_mask(Sandbox(sandbox_id, containers), node).exclusive
 
-    def decided(self, sandbox_id: str, exclusive: CpuSet | None) -> bool:
-        """Take what a pass decided, None for a sandbox that has ended; return if it changed."""
-        before = self._decided.get(sandbox_id, EMPTY)
-        if exclusive is None:
-            self._decided.pop(sandbox_id, None)
-        else:
-            self._decided[sandbox_id] = exclusive
-        return (exclusive or EMPTY) != before
-
-
-class NeighbourWatch:
-    """Observes passes, for `Neighbours` and for the sandboxes that go by them."""
-
-    def __init__(self, neighbours: Neighbours, sandboxes: Sandboxes) -> None:
-        self._neighbours = neighbours
-        self._sandboxes = sandboxes
-
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer. An undo takes nothing from the containers, so it is no news."""
         placement = outcome.report.placement
@@ -438,11 +423,14 @@ class NeighbourWatch:
         """See Observer."""
         self._take(outcome.sandbox_id, None)
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: what was decided before stays."""
-
     def _take(self, sandbox_id: str, exclusive: CpuSet | None) -> None:
-        if not self._neighbours.decided(sandbox_id, exclusive):
+        """Take what a pass decided, None for a sandbox that has ended."""
+        before = self._decided.get(sandbox_id, EMPTY)
+        if exclusive is None:
+            self._decided.pop(sandbox_id, None)
+        else:
+            self._decided[sandbox_id] = exclusive
+        if (exclusive or EMPTY) == before:
             return
         for other in self._sandboxes.ids:
             cache = self._sandboxes.cache(other)

@@ -26,7 +26,7 @@ from kata_pin.engine.audit import Auditor
 from kata_pin.engine.counters import Counters, Observer, Slices
 from kata_pin.engine.node import ExclusiveConflicts
 from kata_pin.engine.runner import PassRunner
-from kata_pin.engine.sandboxes import NeighbourWatch, Sandboxes
+from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.follow.files import CgroupWatch, FileEvents, StateWatch, left_to_audits
 from kata_pin.follow.hooks import ExtraMonitor, HookService
 from kata_pin.follow.reports import NriIntake
@@ -211,7 +211,7 @@ class Assembly:
         self._observers: list[Observer] = [
             self._history,
             self._counters,
-            NeighbourWatch(one.neighbours, sandboxes),
+            one.neighbours,
             cgroups,
         ]
         self._each: list[Callable[[], object]] = [registry.keep]
@@ -229,7 +229,7 @@ class Assembly:
             live,
             background.start,
             ExtraMonitor(one.kata, live, one.root.calls).ask,
-            guests,
+            guests.before,
             self._observers,
         )
         self._bindings = Bindings(one, self.passes)

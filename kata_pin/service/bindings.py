@@ -20,6 +20,7 @@ from kata_pin.base.errors import DaemonError, StateError
 from kata_pin.base.json_text import Fields
 from kata_pin.base.placement import MOST_BOUND_S, Binding, PassOutcome, Report
 from kata_pin.base.sandbox import Sandbox
+from kata_pin.engine.counters import Observer
 from kata_pin.engine.runner import PassRunner
 from kata_pin.placement.notes import UNBOUND
 from kata_pin.service import protocol
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Bindings:
+class Bindings(Observer):
     """Makes and ends the bindings of the registry.
 
     Observes passes.
@@ -82,9 +83,6 @@ class Bindings:
     def ended(self, outcome: PassOutcome) -> None:
         """See Observer."""
         self._failed.pop(outcome.sandbox_id, None)
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: the next pass applies it."""
 
     async def run(self) -> None:
         """End each binding when its time has come, until cancelled."""

@@ -66,11 +66,11 @@ def compose(
         vmms=(*DEFAULT_EXECUTABLES, *config.hypervisors, *configured),
         shims=(*DEFAULT_SHIMS, *config.shims),
     )
-    vmms, neighbours = AcceptedVmms(registry), Neighbours(registry)
+    sandboxes = sandboxes or Sandboxes()
+    vmms, neighbours = AcceptedVmms(registry), Neighbours(registry, sandboxes)
     finder = VmmFinder(host, paths=kata, executables=executables, before=vmms.of)
     bundles = BundleReader(config.paths.bundle_roots, root.calls)
     events = NodeEvents(registry)
-    sandboxes = sandboxes or Sandboxes()
     options = Options(sandboxes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     threads = ThreadFinder(root, node, index, host, kata, finder.shims)

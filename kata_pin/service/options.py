@@ -22,7 +22,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.check import Finding
 from kata_pin.base.errors import ConfigError, KataPinError, StateError, reason_of
-from kata_pin.base.placement import Note, PassOutcome
+from kata_pin.base.placement import Note
 from kata_pin.base.sandbox import Container, ThreadKey
 from kata_pin.base.values import NoteLevel
 from kata_pin.engine.counters import Observer, Shown
@@ -87,12 +87,6 @@ class Core:
 
 class Running(Observer):
     """An option at work; by default each method does nothing."""
-
-    def passed(self, outcome: PassOutcome) -> None:
-        """See Observer."""
-
-    def ended(self, outcome: PassOutcome) -> None:
-        """See Observer."""
 
     def catch_up(self, recorded: Collection[str]) -> None:
         """Take in what happened without a daemon; `recorded` are the sandboxes that are known."""

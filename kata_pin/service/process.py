@@ -22,6 +22,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.errors import HostError, TaskGone, is_transient, reason_of
 from kata_pin.base.json_text import one_line
 from kata_pin.base.placement import RELEASED, PassOutcome
+from kata_pin.engine.counters import Observer
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.hook import FREE_CPUS
@@ -210,7 +211,7 @@ def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
 _PROC: Final = "/proc"
 
 
-class OwnCpus:
+class OwnCpus(Observer):
     """An observer of passes; `look` finds what no pass shows (grants, the kubelet's checkpoint)."""
 
     def __init__(
@@ -245,9 +246,6 @@ class OwnCpus:
         """Use again what a sandbox had."""
         if self._exclusive.pop(outcome.sandbox_id, EMPTY):
             self.look()
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """Keep off what the former pass found."""
 
     def look(self) -> None:
         """Move to the pCPUs that are nobody's alone; where there are none, to all of ours."""

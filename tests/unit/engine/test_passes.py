@@ -15,7 +15,7 @@ from kata_pin.base.placement import PassOutcome, Report
 from kata_pin.base.sandbox import Container
 from kata_pin.base.steps import Steps
 from kata_pin.base.values import ContainerState
-from kata_pin.engine.counters import GuestPreparer, Observer
+from kata_pin.engine.counters import Observer
 from kata_pin.engine.passes import Engine
 from kata_pin.engine.runner import PassRunner
 from kata_pin.engine.sandboxes import PassVerdict, Sandboxes
@@ -85,7 +85,7 @@ def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRu
         LiveConfig(Config()),
         never,
         cast("Any", None),
-        cast("GuestPreparer", None),
+        cast("Any", None),
         observers,
     )
     return sandboxes, passes
