@@ -6,11 +6,9 @@ daemon lets the event loop run then (engine/counters.py), a command just goes on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Generator
+from typing import Final, TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
@@ -27,13 +25,3 @@ def finish(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def at_once(work: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Return the function that does some work without a pause."""
-
-    @wraps(work)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        return finish(work(*args, **kwargs))
-
-    return run

@@ -33,7 +33,7 @@ from kata_pin.vmm.checks import SlowFacts, started_by
 from kata_pin.vmm.claims import SHIM_COMMS, Shims, Strength
 from kata_pin.vmm.find import Helper, VmmFinder, find_helpers
 from kata_pin.vmm.role_cache import shared
-from kata_pin.vmm.roles import identify_in_steps
+from kata_pin.vmm.roles import identify
 from kata_pin.vmm.state_files import HostAccess, KataPaths, state_stamp
 
 log = logging.getLogger(__name__)
@@ -229,9 +229,7 @@ class ThreadFinder(Struct, frozen=True):
         tasks = yield from cache.tasks.read_in_steps(
             self.root, vmm.process.pid, cpusets, most=MAX_READ
         )
-        roles = yield from identify_in_steps(
-            self.host, vmm, tasks, cache.roles, answers, asked=asked
-        )
+        roles = yield from identify(self.host, vmm, tasks, cache.roles, answers, asked=asked)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
         for helper in self._helpers(sandbox_id, vmm, cache):
             role = shared(Role(helper.role, helper.source))

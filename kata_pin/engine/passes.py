@@ -25,7 +25,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.placement import Action, ActionResult, Binding, Drift, Node, Report
 from kata_pin.base.sandbox import Container, Sandbox, Thread, ThreadKey, Vmm
-from kata_pin.base.steps import Steps, finish
+from kata_pin.base.steps import Steps
 from kata_pin.base.values import Outcome, ThreadRole
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.observe import ThreadFinder, VmmSearch
@@ -48,7 +48,7 @@ from kata_pin.placement import masks
 from kata_pin.placement.drift import KataPinningMode, find_drift
 from kata_pin.placement.masks import Allotment, nothing_allotted
 from kata_pin.placement.notes import unbound
-from kata_pin.placement.place import are_placed_alike, place, place_in_steps, without_gains
+from kata_pin.placement.place import are_placed_alike, place, without_gains
 from kata_pin.placement.place import pairs as pairs_of
 from kata_pin.records.pins import Pins
 from kata_pin.vmm.roles import MAX_THREADS
@@ -114,21 +114,6 @@ class Engine(Struct, frozen=True):
         cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
         return cache.vmm
 
-    def run(
-        self,
-        sandbox_id: str,
-        containers: Sequence[Container],
-        cache: SandboxCache,
-        *,
-        act: bool,
-        release: bool = False,
-        foreseen: bool = False,
-    ) -> Report:
-        """Run a pass over one sandbox at once; see `steps`."""
-        return finish(
-            self.steps(sandbox_id, containers, cache, act=act, release=release, foreseen=foreseen)
-        )
-
     def steps(
         self,
         sandbox_id: str,
@@ -151,43 +136,27 @@ class Engine(Struct, frozen=True):
         cache.passing = True
         cache.same_processes = threads_only and cache.report is not None and cache.report.all_placed
         try:
-            report = yield from self._pass(
-                sandbox_id, containers, cache, act=act, release=release, foreseen=foreseen
-            )
+            if not cache.same_processes and not self.search.is_without(sandbox_id):
+                self._index.refresh()
+            cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
+            cache.configured = self._configured(sandbox_id, containers, cache)
+            containers = self.believed(containers, cache)
+            node, allotment = self._node.current(), nothing_allotted(containers)
+            if not release and cache.vmm is not None:  # containers of other runtimes come here too
+                allotment = self._granted(containers) if foreseen else self._allot(containers)
+            sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
+            try:
+                report = yield from self._observe_and_act(
+                    sandbox, node, allotment, cache, act=act, release=release
+                )
+            except TaskGone as gone:
+                cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
+                report = Report(sandbox_id=sandbox_id)
         finally:
             cache.passing = False
         report = replace(report, duration_ns=time.perf_counter_ns() - started)
         cache.report, cache.checked_at = report, time.monotonic()
         return report
-
-    def _pass(
-        self,
-        sandbox_id: str,
-        containers: Sequence[Container],
-        cache: SandboxCache,
-        *,
-        act: bool,
-        release: bool,
-        foreseen: bool,
-    ) -> Steps[Report]:
-        if not cache.same_processes and not self.search.is_without(sandbox_id):
-            self._index.refresh()
-        cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
-        cache.configured = self._configured(sandbox_id, containers, cache)
-        containers = self.believed(containers, cache)
-        node, allotment = self._node.current(), nothing_allotted(containers)
-        if not release and cache.vmm is not None:  # containers of other runtimes come here too
-            allotment = self._granted(containers) if foreseen else self._allot(containers)
-        sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
-        try:
-            return (
-                yield from self._observe_and_act(
-                    sandbox, node, allotment, cache, act=act, release=release
-                )
-            )
-        except TaskGone as gone:
-            cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
-            return Report(sandbox_id=sandbox_id)
 
     def foresee(
         self,
@@ -247,7 +216,9 @@ class Engine(Struct, frozen=True):
         observe = partial(self._observe, sandbox, node, allotment, cache, release=release)
         given, pool = allotment.allocated, allotment.pool
         if sandbox.vmm is None:
-            placement = place(sandbox, (), node, allocated=given, pool=pool, released=release)
+            placement = yield from place(
+                sandbox, (), node, allocated=given, pool=pool, released=release
+            )
             return Report(sandbox_id=sandbox.id, placement=placement)
         seen = yield from observe(sandbox.vmm)
         now = time.monotonic()
@@ -354,7 +325,7 @@ class Engine(Struct, frozen=True):
             placement = before[2]
         else:
             yield
-            placement = yield from place_in_steps(
+            placement = yield from place(
                 sandbox,
                 threads,
                 node,

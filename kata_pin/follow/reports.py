@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.errors import HostError, ParseError, VmmError
 from kata_pin.base.sandbox import Container, ProcessKey
-from kata_pin.base.steps import Steps
+from kata_pin.base.steps import Steps, finish
 from kata_pin.base.values import ContainerKind, ContainerState, KataRuntime
 from kata_pin.engine.counters import Slices
 from kata_pin.engine.observe import PATIENCE_S, Survey
@@ -110,7 +110,7 @@ class NriIntake:
         await self._survey.all(patience_s=PATIENCE_S)
         slices = Slices()
         await slices.run(self._index.refresh_in_steps())
-        running = await slices.run(self._finder.sandboxes_in_steps(self._sandboxes.vmms))
+        running = await slices.run(self._finder.sandboxes(self._sandboxes.vmms))
         containers: dict[str, list[PodContainer]] = {}
         for container in snapshot.containers:
             containers.setdefault(container.pod_id, []).append(container)
@@ -171,7 +171,7 @@ class NriIntake:
     def kata_among(self, pods: Iterable[Pod]) -> frozenset[str]:
         """Return the ids of the pods of which `is_kata` holds, with one look at all processes."""
         self._index.refresh()
-        running = self._finder.sandboxes(self._sandboxes.vmms)
+        running = finish(self._finder.sandboxes(self._sandboxes.vmms))
         return frozenset(
             pod.id
             for pod in pods
@@ -252,7 +252,7 @@ class Adoption:
         what they say was last recorded; StateError from the registry.
         """
         yield from self._index.refresh_in_steps()
-        running = yield from self._finder.sandboxes_in_steps(known)
+        running = yield from self._finder.sandboxes(known)
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
         self._unread = {one: stamp for one, stamp in self._unread.items() if one in running}
         new = {}

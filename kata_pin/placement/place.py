@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Action, Binding, Desired, Node, Note, Placement, SandboxMask
 from kata_pin.base.sandbox import Role, Sandbox, Task, Thread, ThreadKey
-from kata_pin.base.steps import Steps, at_once
+from kata_pin.base.steps import Steps
 from kata_pin.base.values import ContainerKind, NoteLevel, ThreadRole
 from kata_pin.base.values import count as values_count
 from kata_pin.placement import notes
@@ -220,7 +220,7 @@ def _given_back(thread: Thread, first_seen: CpuSet | None, node: Node) -> Desire
 # not matter.
 
 
-def place_in_steps(
+def place(
     sandbox: Sandbox,
     threads: Sequence[Thread],
     node: Node,
@@ -328,9 +328,6 @@ def _with_katas_pins(released: Placement, kata: KataPinning, wants: Sequence[Wan
     }
     said = (*released.notes, notes.kata_pins_vcpus(kata.evidence))
     return replace(released, desired={**released.desired, **pins}, notes=said)
-
-
-place = at_once(place_in_steps)
 
 
 def are_placed_alike(

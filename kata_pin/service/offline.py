@@ -159,7 +159,7 @@ def _chosen(parts: Core, sandbox_id: str | None) -> list[str]:
 
 
 def _known(parts: Core) -> list[str]:
-    return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
+    return sorted({*parts.registry.sandboxes(), *finish(parts.finder.sandboxes())})
 
 
 def _undo(
@@ -240,7 +240,9 @@ def _look(
         cache = SandboxCache(others=_others(parts, sandbox_id) if act and not release else None)
         containers = parts.registry.containers(sandbox_id)
         may_act = act and (release or sandbox_id not in released)
-        report = parts.engine.run(sandbox_id, containers, cache, act=may_act, release=release)
+        report = finish(
+            parts.engine.steps(sandbox_id, containers, cache, act=may_act, release=release)
+        )
         if cache.vmm is None and parts.engine.search.runs_without_vmm(containers):
             continue
         sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, cache), cache.vmm)

@@ -144,17 +144,12 @@ class VmmFinder:
                 refused.pop(one.parent, None)
         return _strongest(sandbox_id, accepted, list(refused.values()), witnesses.before)
 
-    def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
+    def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> Steps[dict[str, int]]:
         """Return pid by sandbox id of every VMM that `find` would accept: to adopt them.
 
-        `known` are VMMs that were accepted before, by sandbox: they are not checked again.
+        `known` are VMMs that were accepted before, by sandbox: they are not checked again. Yields
+        after each process and each sandbox that took a call.
         """
-        return finish(self.sandboxes_in_steps(known))
-
-    def sandboxes_in_steps(
-        self, known: Mapping[str, ProcessKey] = NONE_KNOWN
-    ) -> Steps[dict[str, int]]:
-        """Return the same; yields after each process and each sandbox that took a call."""
         yield from self.claims.look()
         alive = {claim.process.key: claim for claim in self.claims.all()}
         running = {one: key.pid for one, key in known.items() if key in alive}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.errors import ParseError
 from kata_pin.base.sandbox import Role, Task, ThreadKey, Vmm
-from kata_pin.base.steps import STEP, Steps, at_once
+from kata_pin.base.steps import STEP, Steps
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker, parse_syscall, vcpu_of_link
@@ -164,7 +164,7 @@ class Waiting(Struct, frozen=True):
     hidden: frozenset[ThreadKey]
 
 
-def read_waiting_in_steps(
+def read_waiting(
     root: HostRoot, tasks: Iterable[Task], machine: str, *, tries: int = TRIES
 ) -> Steps[Waiting]:
     """Return what the threads wait in; `machine` is uname's, for the number of ioctl."""
@@ -191,9 +191,6 @@ def read_waiting_in_steps(
         if not left:
             break
     return Waiting(ids, frozenset(left), frozenset(hidden))
-
-
-read_waiting = at_once(read_waiting_in_steps)
 
 
 def open_vcpus(root: HostRoot, pid: int) -> frozenset[int]:
@@ -314,7 +311,7 @@ class _Evidence:
         return set(range(self.vmm.guest.boot)).difference(self.known.values())
 
 
-def identify_in_steps(
+def identify(
     host: HostAccess,
     vmm: Vmm,
     tasks: Sequence[Task],
@@ -341,9 +338,6 @@ def identify_in_steps(
         yield
         roles = cache.learn(found, tasks, vmm.guest.boot)
     return roles
-
-
-identify = at_once(identify_in_steps)
 
 
 def _examine(evidence: _Evidence, cache: RoleCache) -> Steps[dict[ThreadKey, Role]]:
@@ -422,9 +416,7 @@ def _ask_descriptors(
     Returns the threads of which that could not be seen.
     """
     unnamed = [task for task in asked if task.key not in evidence.claims]
-    waiting = yield from read_waiting_in_steps(
-        evidence.host.root, unnamed, evidence.machine, tries=tries
-    )
+    waiting = yield from read_waiting(evidence.host.root, unnamed, evidence.machine, tries=tries)
     for key, kvm_id in waiting.ids.items():
         source = RoleSource.KVM_FD
         if from_debugfs.ids.get(key) == kvm_id:

@@ -14,9 +14,9 @@ from kata_pin.base.values import LinkState
 from kata_pin.guest.cpus import plan_guest
 from kata_pin.guest.map import guest_map
 from kata_pin.peers.qemu import apic_id
-from kata_pin.placement.place import place
 from tests.bench.figures import Row, in_turns, tail_row, timed
 from tests.bench.node import BenchNode
+from tests.support.at_once import place
 from tests.support.world import exclusive, flat, node, sandbox, shared, vcpus
 
 VCPUS = 64

@@ -30,12 +30,11 @@ from kata_pin.base.sandbox import ThreadKey as Key
 from kata_pin.base.values import ContainerKind, RoleSource, ThreadRole
 from kata_pin.peers.kata import parse_persist, to_containers
 from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
-from kata_pin.placement.place import place
 from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import VmmFinder, find_helpers
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.roles import identify
 from tests.support import recordings
+from tests.support.at_once import identify, place
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts
 from tests.support.world import flat

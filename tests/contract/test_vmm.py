@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.vmm.find import Executables, VmmFinder
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.roles import identify
 from tests.support import qemu, vmm_standin
+from tests.support.at_once import identify
 from tests.support.qemu import Accelerator, Machine
 from tests.support.vmm_standin import Spec, copy_of_python
 from tests.support.vmmhost import NO_DEBUGFS, SHIMS, live, private_debugfs, tasks

@@ -189,7 +189,9 @@ def _settled(parts: Core, registry: Registry, sandbox_id: str, cache: SandboxCac
     """Run passes until no thread is too young to tell what it is."""
 
     def look() -> Report | None:
-        report = parts.engine.run(sandbox_id, registry.containers(sandbox_id), cache, act=True)
+        report = finish(
+            parts.engine.steps(sandbox_id, registry.containers(sandbox_id), cache, act=True)
+        )
         return None if cache.unsure else report
 
     return wait_for(look, "a pass over threads that are not young")

@@ -19,6 +19,7 @@ import pytest
 
 from kata_pin.base.errors import VmmError
 from kata_pin.base.sandbox import Vmm
+from kata_pin.base.steps import finish
 from kata_pin.rights.calls import DIRECT
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import Executables, VmmFinder
@@ -83,8 +84,8 @@ def test_a_jail_is_a_witness(dirs: KataDirs) -> None:
         finder = _finder(dirs)
         assert pid in finder.named(SANDBOX, [])
         (dirs.vc / "sbs" / SANDBOX).mkdir()
-        assert finder.sandboxes()[SANDBOX] == pid
-        assert SANDBOX[:32] not in finder.sandboxes()
+        assert finish(finder.sandboxes())[SANDBOX] == pid
+        assert SANDBOX[:32] not in finish(finder.sandboxes())
 
 
 def test_a_jail_is_verified_without_a_broker(dirs: KataDirs) -> None:
@@ -137,7 +138,7 @@ def test_without_a_jail(dirs: KataDirs, runtime: str) -> None:
         paths = KataPaths(str(dirs.vc), str(dirs.kata))
         finder = VmmFinder(live(), paths=paths, executables=allowed)
         assert finder.find(SANDBOX).process.pid == pid
-        assert finder.sandboxes()[SANDBOX] == pid
+        assert finish(finder.sandboxes())[SANDBOX] == pid
 
 
 @pytest.mark.parametrize("layout", ["go", "rs", "rs, jailed"])
@@ -158,7 +159,7 @@ def test_the_real_firecracker(dirs: KataDirs, layout: str) -> None:
             executables=Executables(vmms=allowed, shims=SHIMS),
         )
         assert finder.find(SANDBOX).process.pid == pid
-        assert finder.sandboxes()[SANDBOX] == pid
+        assert finish(finder.sandboxes())[SANDBOX] == pid
 
 
 def test_a_jail_of_another_sandbox(dirs: KataDirs) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from kata_pin.base.errors import VmmError
 from kata_pin.base.sandbox import Vmm
+from kata_pin.base.steps import finish
 from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import MAX_REFUSALS, Executables, VmmFinder
 from kata_pin.vmm.state_files import KataPaths
@@ -252,7 +253,7 @@ def test_a_replaced_executable_is_reported(dirs: KataDirs, monkeypatch: pytest.M
 def test_sandboxes_are_listed_for_adoption(dirs: KataDirs, bystander: Bystander) -> None:
     """The scan lists every sandbox by its VMM, and no process that is none."""
     with _sandbox(dirs, P1) as one, _sandbox(dirs, P2, runtime=Runtime.RS) as two:
-        found = VmmFinder(live(), executables=EXECUTABLES).sandboxes()
+        found = finish(VmmFinder(live(), executables=EXECUTABLES).sandboxes())
         assert {P1: one.pid, P2: two.pid}.items() <= found.items()
         assert bystander.pid not in found.values()
 
@@ -264,4 +265,6 @@ def test_what_kata_tells_of_is_found_before_other_claims() -> None:
         ids = stand_ins.announce(MAX_REFUSALS, MAX_REFUSALS + 10)
         paths = KataPaths(str(node.dirs.vc), str(node.dirs.kata))
         allowed = Executables(vmms=(str(stand_ins.executable),), shims=SHIMS)
-        assert VmmFinder(live(), paths=paths, executables=allowed).sandboxes().keys() == set(ids)
+        assert finish(
+            VmmFinder(live(), paths=paths, executables=allowed).sandboxes()
+        ).keys() == set(ids)

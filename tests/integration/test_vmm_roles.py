@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.sandbox import Role, ThreadKey, Vmm
+from kata_pin.base.steps import finish
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.follow.hooks import is_held, query
 from kata_pin.linux.files import HostRoot
@@ -25,8 +26,8 @@ from kata_pin.rights.calls import Calls
 from kata_pin.vmm import roles
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.roles import identify
 from kata_pin.vmm.state_files import HostAccess
+from tests.support.at_once import identify
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, Machine, accelerator
 from tests.support.vmmhost import (
@@ -320,7 +321,7 @@ def test_a_busy_vcpu(dirs: KataDirs, debug: Path, busy_firmware: Path) -> None:
         with_debugfs = Subject(kata, live(debug))
         with_debugfs.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         without = Subject(kata, live())
-        waiting = roles.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine)
+        waiting = finish(roles.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine))
         assert kata.vcpus()[0] in {key.tid for key in waiting.running}
         without.settled(RoleSource.KVM_FD, RoleSource.ORDER)
 

@@ -23,7 +23,8 @@ from kata_pin.base.settings import (
 from kata_pin.base.values import ContainerState, RoleSource, ThreadRole
 from kata_pin.placement.drift import find_drift, is_narrower, make_plan
 from kata_pin.placement.explain import explain
-from kata_pin.placement.place import are_placed_alike, pairs, place
+from kata_pin.placement.place import are_placed_alike, pairs
+from tests.support.at_once import place
 from tests.support.world import (
     after,
     exclusive,

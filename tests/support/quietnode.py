@@ -23,10 +23,10 @@ from kata_pin.options.quiet.claims import PodFacts
 from kata_pin.options.quiet.keeper import QuietKeeper
 from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableRecord
-from kata_pin.placement.place import place
 from kata_pin.records.database import Database
 from kata_pin.records.history import NodeEvents
 from tests.support import world
+from tests.support.at_once import place
 from tests.support.irqtree import IrqTree
 
 

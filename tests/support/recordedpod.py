@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Node, Report
 from kata_pin.base.sandbox import Container
+from kata_pin.base.steps import finish
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.observe import ThreadFinder, VmmSearch
 from kata_pin.engine.passes import Engine
@@ -173,7 +174,7 @@ class RecordedPod:
 
     def run(self, *containers: Container, release: bool = False, act: bool = True) -> Report:
         """Run a pass."""
-        found = self.engine.run(SANDBOX, containers, self.cache, act=act, release=release)
+        found = finish(self.engine.steps(SANDBOX, containers, self.cache, act=act, release=release))
         assert self.cache.vmm is not None, self.cache.problem
         return found
 

@@ -12,7 +12,7 @@ from kata_pin.base.values import ContainerState
 from kata_pin.guest.cpus import guest_cpusets, guest_steps
 from kata_pin.guest.map import guest_map
 from kata_pin.peers.qemu import apic_id
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import cpus, exclusive, node, overhead, pause, sandbox, shared, vcpus
 
 SIXTEEN = GuestTopology(boot=16, maximum=16, sockets=16)

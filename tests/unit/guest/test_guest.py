@@ -7,7 +7,7 @@ from kata_pin.guest.cpus import guest_cpusets, guest_lines
 from kata_pin.guest.map import guest_map
 from kata_pin.peers.qemu import apic_id
 from kata_pin.placement.explain import explain
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import exclusive, node, sandbox, shared, vcpus
 
 WHOLE = """

@@ -18,9 +18,9 @@ from kata_pin.base.values import GuestState, Proof
 from kata_pin.guest.cpus import GuestPlan, GuestView, Sent
 from kata_pin.guest.keeper import Keeper
 from kata_pin.guest.manager import Agents, Guests, _Planned
-from kata_pin.placement.place import place
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
+from tests.support.at_once import place
 from tests.support.world import exclusive, node, sandbox, vcpus
 
 POD = sandbox(exclusive("c1", "4"))

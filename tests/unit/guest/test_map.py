@@ -16,7 +16,7 @@ from kata_pin.base.sandbox import (
 from kata_pin.base.values import LinkState, RoleSource
 from kata_pin.guest.map import guest_map, measured_by_apic, numberings, release_of
 from kata_pin.peers.qemu import apic_id
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import exclusive, main_thread, node, sandbox, vcpu, vcpus
 
 GO = GuestTopology(boot=2, maximum=16, sockets=16)

@@ -18,7 +18,7 @@ from kata_pin.guest.cpus import GuestPlan, plan_guest
 from kata_pin.guest.probe import GuestProbe
 from kata_pin.linux.files import HostRoot
 from kata_pin.peers.agent.client import AgentClient, parse_address
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.playedguest import Mood, PlayedGuest
 from tests.support.world import cpus, exclusive, node, sandbox, shared, vcpus
 

@@ -11,8 +11,9 @@ from kata_pin.base.placement import Node, Placement
 from kata_pin.base.sandbox import Container, Thread
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.placement.drift import find_drift, make_plan
-from kata_pin.placement.place import OthersCpus, place, without_gains
+from kata_pin.placement.place import OthersCpus, without_gains
 from kata_pin.placement.place import pairs as pairs_of
+from tests.support.at_once import place
 from tests.support.world import (
     applied,
     cpus,

@@ -10,7 +10,8 @@ from kata_pin.base.placement import SandboxMask
 from kata_pin.base.settings import PlacementSettings
 from kata_pin.base.values import ThreadRole
 from kata_pin.placement.masks import Want, WantKind
-from kata_pin.placement.place import Step, fit, place, within
+from kata_pin.placement.place import Step, fit, within
+from tests.support.at_once import place
 from tests.support.world import (
     applied,
     codes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kata_pin.base.sandbox import Thread
 from kata_pin.base.settings import PlacementSettings, VcpuMode
 from kata_pin.base.values import ThreadRole
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import (
     after,
     applied,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.sandbox import GuestTopology
 from kata_pin.placement.notes import localities
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import exclusive, node, sandbox, smt_host, vcpus
 
 

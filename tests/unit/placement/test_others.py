@@ -10,7 +10,7 @@ from kata_pin.base.sandbox import Container
 from kata_pin.base.settings import PlacementSettings
 from kata_pin.base.values import Provenance, ThreadRole
 from kata_pin.placement.exclusive import exclusive_claims, held_by_others
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import (
     applied,
     codes,

@@ -9,7 +9,7 @@ from kata_pin.base.sandbox import Container
 from kata_pin.base.settings import PlacementSettings
 from kata_pin.base.values import ThreadRole
 from kata_pin.placement.pairing import reserve_size, setting_for
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import (
     applied,
     codes,

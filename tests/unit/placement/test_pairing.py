@@ -7,7 +7,7 @@ import pytest
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.sandbox import Container, GuestTopology
 from kata_pin.placement.pairing import index_order
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import applied, exclusive, node, sandbox, shared, smt_host, vcpu, vcpus
 
 HOST = node(smt_host())

@@ -9,7 +9,8 @@ from kata_pin.base.sandbox import Container, GuestTopology, ProcessKey, Thread, 
 from kata_pin.base.settings import PlacementSettings, VcpuMode
 from kata_pin.base.values import KataRuntime, ThreadRole
 from kata_pin.placement.drift import KataPinning, KataPinningMode
-from kata_pin.placement.place import are_placed_alike, pairs, place
+from kata_pin.placement.place import are_placed_alike, pairs
+from tests.support.at_once import place
 from tests.support.world import (
     after,
     applied,

@@ -6,7 +6,8 @@ import pytest
 
 from kata_pin.base.settings import PlacementSettings, VcpuMode
 from kata_pin.base.values import ThreadRole
-from kata_pin.placement.place import place, release, undo
+from kata_pin.placement.place import release, undo
+from tests.support.at_once import place
 from tests.support.world import (
     applied,
     codes,

@@ -13,7 +13,8 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import KubeletState, Node, Placement
 from kata_pin.base.sandbox import Thread
 from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
-from kata_pin.placement.place import pairs, place
+from kata_pin.placement.place import pairs
+from tests.support.at_once import place
 from tests.support.world import (
     after,
     applied,

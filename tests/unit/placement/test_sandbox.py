@@ -9,7 +9,7 @@ from kata_pin.base.sandbox import GuestTopology, Sandbox, Thread
 from kata_pin.base.settings import PlacementSettings
 from kata_pin.base.values import ContainerState, KataRuntime
 from kata_pin.placement.explain import explain
-from kata_pin.placement.place import place
+from tests.support.at_once import place
 from tests.support.world import (
     exclusive,
     main_thread,

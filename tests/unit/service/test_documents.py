@@ -12,10 +12,10 @@ from kata_pin.base.documents.state import Sandbox
 from kata_pin.base.placement import Report
 from kata_pin.base.sandbox import Container
 from kata_pin.base.values import ContainerState, Mode
-from kata_pin.placement.place import place
 from kata_pin.service.documents import conflict_notes, state_report, with_sandboxes
 from kata_pin.service.sandbox_document import KnownSandbox, thread_reports
 from tests.support import world
+from tests.support.at_once import place
 
 
 def _facts(sandbox_id: str, container: Container, *, released: bool = False) -> KnownSandbox:

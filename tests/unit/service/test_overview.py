@@ -22,7 +22,6 @@ from kata_pin.base.values import Mode
 from kata_pin.engine.counters import SLICE_S
 from kata_pin.linux.files import HOST
 from kata_pin.linux.tasks import moved_since, starttime, with_usage
-from kata_pin.placement.place import place
 from kata_pin.service.documents import (
     ROWS,
     Memo,
@@ -35,6 +34,7 @@ from kata_pin.service.documents import (
 from kata_pin.service.protocol import decode, encode, encode_items, with_items
 from kata_pin.service.sandbox_document import thread_reports
 from tests.support import world
+from tests.support.at_once import place
 from tests.unit.cli import documents as docs
 
 

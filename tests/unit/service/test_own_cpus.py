@@ -17,11 +17,11 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.placement import Cause, Report, outcome_of
 from kata_pin.engine.node import NodeWatch
 from kata_pin.hook import FREE_CPUS
-from kata_pin.placement.place import place
 from kata_pin.rights.broker.protocol import AffinityChange, Changed
 from kata_pin.rights.calls import Calls
 from kata_pin.service.process import OwnCpus
 from tests.support import world
+from tests.support.at_once import place
 
 
 class Asked:

@@ -160,9 +160,9 @@ def test_a_vm_that_waits_in_katas_cache_is_looked_for_where_a_vm_is_missing(
     (vc / "sbs/p2").mkdir()
     argv = ["/usr/bin/qemu-system-x86_64", "-name", "sandbox-0a1b2c3d-0000-4000-8000-000000000000"]
     finder = VmmFinder(_facts(HostRoot(str(tmp_path), calls=Noted()), argv, b"0::/other\n"))
-    assert finder.sandboxes({"p1": ProcessKey(7, 7)}) == {}
+    assert finish(finder.sandboxes({"p1": ProcessKey(7, 7)})) == {}
     assert read == {"p2"}
-    finder.sandboxes()
+    finish(finder.sandboxes())
     assert read == {"p1", "p2"}
 
 
@@ -282,9 +282,9 @@ def test_a_child_that_was_seen_before_its_exec_is_looked_at_again(tmp_path: Path
     child = replace(host.read_process(1780), key=ProcessKey(1780, born))
     host.processes.process = child  # type: ignore[attr-defined]
     finder = VmmFinder(_running(host, path))
-    assert finder.sandboxes() == {}
+    assert finish(finder.sandboxes()) == {}
     path[0] = QEMU
-    assert finder.sandboxes() == {"p1": 1780}
+    assert finish(finder.sandboxes()) == {"p1": 1780}
 
 
 def test_a_process_that_executes_a_vmm_late_is_looked_at_again(tmp_path: Path) -> None:
@@ -293,9 +293,9 @@ def test_a_process_that_executes_a_vmm_late_is_looked_at_again(tmp_path: Path) -
     path, later = ["/bin/sh"], host.read_process(1780)
     host.processes.process = replace(later, comm="sh")  # type: ignore[attr-defined]
     finder = VmmFinder(_running(host, path))
-    assert finder.sandboxes() == {}
+    assert finish(finder.sandboxes()) == {}
     host.processes.process, path[0] = later, QEMU  # type: ignore[attr-defined]
-    assert finder.sandboxes() == {"p1": 1780}
+    assert finish(finder.sandboxes()) == {"p1": 1780}
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -342,5 +342,5 @@ def test_new_strangers_keep_no_vmm_waiting(tmp_path: Path) -> None:
             Process(ProcessKey(born + n, born), 1, "qemu-system-x86", 0)
             for n in range(2 * MAX_REFUSALS)
         ]
-        found.append(finder.sandboxes())
+        found.append(finish(finder.sandboxes()))
     assert found == [{"p1": 5000}] * 3

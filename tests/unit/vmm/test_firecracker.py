@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.errors import VmmError
+from kata_pin.base.steps import finish
 from kata_pin.vmm.find import VmmFinder
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts
@@ -125,9 +126,9 @@ def test_adopted_under_the_whole_id(layout: Layout, host: FakeHost) -> None:
     """
     _start(host, layout)
     finder = VmmFinder(facts(host.root))
-    assert finder.sandboxes() == {SANDBOX: PID}
+    assert finish(finder.sandboxes()) == {SANDBOX: PID}
     key = finder.find(SANDBOX).process
-    assert finder.sandboxes({SANDBOX: key}) == {SANDBOX: PID}
+    assert finish(finder.sandboxes({SANDBOX: key})) == {SANDBOX: PID}
 
 
 def test_its_jails_pid_file_names_it(host: FakeHost) -> None:
@@ -162,7 +163,7 @@ def test_half_an_id_that_nobody_completes(host: FakeHost) -> None:
     _start(host, LAYOUTS["go, jailed"])
     host.end(SHIM)
     finder = VmmFinder(facts(host.root))
-    assert finder.sandboxes() == {}
+    assert finish(finder.sandboxes()) == {}
     state = host.folder / "run/vc/sbs" / SANDBOX
     state.mkdir(parents=True)
-    assert finder.sandboxes() == {SANDBOX: PID}
+    assert finish(finder.sandboxes()) == {SANDBOX: PID}

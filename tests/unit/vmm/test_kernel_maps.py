@@ -10,6 +10,7 @@ import pytest
 
 from kata_pin.base.cpuset import EMPTY
 from kata_pin.base.sandbox import PF_USER_WORKER, Task, ThreadKey
+from kata_pin.base.steps import finish
 from kata_pin.linux.files import HostRoot
 from kata_pin.vmm import roles
 from tests.support import recordings
@@ -109,7 +110,7 @@ def test_the_recorded_sandbox(root: HostRoot) -> None:
     tasks = [_thread(root, tid, call) for tid, call in calls]
     for number, target in links.items():
         _fd(root, number, target)
-    waiting = roles.read_waiting(root, tasks, "x86_64")
+    waiting = finish(roles.read_waiting(root, tasks, "x86_64"))
     named = {key.tid: number for key, number in waiting.ids.items()}
     assert named == {1792: 0, 1793: 1, 1800: 15, 1801: 14, 1802: 13, 1803: 12}
     assert not waiting.running
@@ -134,7 +135,7 @@ def test_what_counts_as_running_a_vcpu(
     """Exactly ioctl(KVM_RUN) of this machine, on exactly a kvm-vcpu descriptor."""
     task = _thread(root, 1792, syscall)
     _fd(root, 0x21, target)
-    assert set(roles.read_waiting(root, [task], machine).ids.values()) == named
+    assert set(finish(roles.read_waiting(root, [task], machine)).ids.values()) == named
 
 
 def test_kernel_workers_are_never_asked(root: HostRoot) -> None:
@@ -142,13 +143,13 @@ def test_kernel_workers_are_never_asked(root: HostRoot) -> None:
     task = _thread(root, 1792, "16 0x21 0xae80", flags=PF_USER_WORKER)
     _fd(root, 0x21, "anon_inode:kvm-vcpu:0")
     nothing = roles.Waiting({}, frozenset(), frozenset())
-    assert roles.read_waiting(root, [task], "x86_64") == nothing
+    assert finish(roles.read_waiting(root, [task], "x86_64")) == nothing
 
 
 def test_busy_and_vanished_threads(root: HostRoot) -> None:
     """A running thread is reported as that; one that is gone as nothing."""
     busy = _thread(root, 1792, "running")
     gone = Task(ThreadKey(PID, 1793, BEFORE), "x", 0, EMPTY, EMPTY, "/")
-    waiting = roles.read_waiting(root, [busy, gone], "x86_64")
+    waiting = finish(roles.read_waiting(root, [busy, gone], "x86_64"))
     assert waiting.running == {busy.key}
     assert not waiting.ids

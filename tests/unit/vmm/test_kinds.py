@@ -28,8 +28,8 @@ from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import VmmFinder, find_helpers
 from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, ThreadName, VmmKind, kind_named
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.roles import identify
 from tests.support import recordings
+from tests.support.at_once import identify
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts
 

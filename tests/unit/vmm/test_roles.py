@@ -23,8 +23,8 @@ from kata_pin.linux.files import HostRoot
 from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread
 from kata_pin.vmm import role_cache, roles
 from kata_pin.vmm.role_cache import LIST_S, RoleCache
-from kata_pin.vmm.roles import identify
 from kata_pin.vmm.state_files import HostAccess
+from tests.support.at_once import identify
 from tests.support.vmmhost import facts
 
 PID = 100
