@@ -47,7 +47,7 @@ from kata_pin.linux.tasks import TaskReader
 from kata_pin.placement import masks
 from kata_pin.placement.drift import KataPinningMode, find_drift
 from kata_pin.placement.masks import Allotment, nothing_allotted
-from kata_pin.placement.notes import unbound
+from kata_pin.placement.notes import UNBOUND, note
 from kata_pin.placement.place import are_placed_alike, place, without_gains
 from kata_pin.placement.place import pairs as pairs_of
 from kata_pin.records.pins import Pins
@@ -273,7 +273,7 @@ class Engine(Struct, frozen=True):
                 *obstacle_notes(results.values(), backed_off, cache.other_writers, now),
                 *crowd_notes(cache.tasks.left_out),
                 *(undo_notes(seen, free) if act and release else ()),
-                *((unbound(ended),) if ended else ()),
+                *((note(UNBOUND, why=ended),) if ended else ()),
             ),
             rounds=rounds,
         )

@@ -1,6 +1,6 @@
 """What an operator should know about a placement; the codes are stable, machines read them.
 
-Each note has one function here. The module that finds something decides whether a note is due.
+Each note has its text here. The module that finds something decides whether a note is due.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kata_pin.base.cpuset import CpuSet, HostTopology, union
-from kata_pin.base.placement import Binding, Note, Placement
+from kata_pin.base.placement import Note, Placement
 from kata_pin.base.sandbox import GuestTopology, Thread, ThreadKey, Vmm
-from kata_pin.base.settings import Overhead
 from kata_pin.base.values import KataRuntime, NoteLevel, count
 from kata_pin.placement import vm_size
 
@@ -33,16 +32,6 @@ def remedies(
     template = vmm is not None and vmm.loads and runtime is KataRuntime.RUST
     lack = vm_size.Lack(runtime, exclusive, vcpus, qemu, template=template)
     return tuple((row, lack) for row in vm_size.remedies(lack))
-
-
-def bound(binding: Binding) -> Note:
-    """Report that an administrator named the CPUs."""
-    return Note("bound", f"bound by hand: {binding}; kata-pin bind --clear ends it")
-
-
-def unbound(why: str) -> Note:
-    """Report that a binding ended, with all that it had set."""
-    return Note(UNBOUND, f"no longer bound by hand: {why}", NoteLevel.WARNING)
 
 
 class VcpuCount(NamedTuple):
@@ -82,128 +71,51 @@ def size_text(vcpus: VcpuCount, exclusive: int) -> str:
     return text + vcpus.remedies(exclusive)
 
 
-def fewer_vcpus(vcpus: VcpuCount, exclusive: int) -> Note:
-    """Say that the VM has fewer vCPUs than exclusive CPUs, and how to size it."""
-    return _warning("fewer-vcpus", size_text(vcpus, exclusive))
-
-
-def fewer_vcpus_than_containers(vcpus: VcpuCount, containers: int, exclusive: int) -> Note:
-    """Say that not even each container with exclusive CPUs can have a vCPU."""
-    text = (
-        f"the VM has {vcpus} for {containers} containers with exclusive CPUs, so"
-        f" every vCPU gets the whole sandbox mask{vcpus.remedies(exclusive)}"
-    )
-    return _warning("fewer-vcpus-than-containers", text)
-
-
-def shared_without_vcpu(containers: Sequence[str], vcpus: VcpuCount, exclusive: int) -> Note:
-    """Say that containers without exclusive CPUs have no vCPU of their own."""
-    text = (
-        f"no vCPU is left for {_names(containers)}: vCPUs that are paired with exclusive CPUs serve"
-        f" them{vcpus.remedies(exclusive)}"
-    )
-    return _warning("shared-without-vcpu", text)
-
-
-def shared_on_overhead(containers: Sequence[str], setting: Overhead, shared: CpuSet) -> Note:
-    """Say that the vCPUs of shared containers are kept off the containers' CPUs."""
-    text = (
-        f"{_names(containers)} run on unpaired vCPUs, which the setting overhead: {setting} keeps"
-        f" off the shared CPUs {shared}; set overhead: auto, or overhead for the role vcpu"
-    )
-    return _warning("shared-on-overhead", text)
-
-
-def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
-    """Say that unpaired vCPUs may run on paired CPUs (D10: a note, not drift)."""
-    text = (
-        f"{count(vcpus, 'unpaired vCPU')} may run on the paired CPUs {cpus}; to give them a CPU of"
-        " their own, set overhead: reserve:1"
-    )
-    return Note("surplus-overlaps-pairs", text)
-
-
-def overhead_overlaps_pairs(threads: int, cpus: CpuSet) -> Note:
-    """Say that threads other than vCPUs may run on paired CPUs."""
-    text = (
-        f"{count(threads, 'thread')} other than vCPUs may run on the paired CPUs {cpus}; to keep"
-        " them off, set overhead: reserve:1, or housekeeping CPUs that the cgroup allows"
-    )
-    return Note("overhead-overlaps-pairs", text)
-
-
-def role_conflict(tids: Sequence[int], why: str) -> Note:
-    """Say which threads' roles the sources disagree about (D6)."""
-    text = f"sources disagree about the role of {_tids(tids)} ({why}): whole sandbox mask"
-    return _warning("role-conflict", text)
-
-
-def vcpu_index_unknown(tids: Sequence[int]) -> Note:
-    """Say which vCPUs have no known index."""
-    text = f"the vCPU index of {_tids(tids)} is unknown; these vCPUs are paired last"
-    return _warning("vcpu-index-unknown", text)
-
-
-def exclusive_offline(cpus: CpuSet) -> Note:
-    """Say which exclusive CPUs are off."""
-    return _warning("exclusive-offline", f"exclusive CPUs {cpus} are offline")
-
-
-def exclusive_overlap(cpus: CpuSet) -> Note:
-    """Say which CPUs two containers of the sandbox claim exclusively."""
-    text = (
-        f"CPUs {cpus} are exclusive to more than one container of the sandbox; the first recorded"
-        " one keeps them"
-    )
-    return _warning("exclusive-overlap", text)
-
-
-def reserve_too_large(reserve: int, exclusive: int) -> Note:
-    """Say that a reserve leaves nothing to pair."""
-    text = (
-        f"overhead: reserve:{reserve} takes all {count(exclusive, 'exclusive CPU')}; no vCPU can be"
-        " paired, so every vCPU gets the whole sandbox mask"
-    )
-    return _warning("reserve-too-large", text)
-
-
-def reserve_takes_container(containers: Sequence[str]) -> Note:
-    """Say which containers a reserve leaves without exclusive CPUs."""
-    text = f"the overhead reserve takes every exclusive CPU of {_names(containers)}"
-    return _warning("reserve-takes-container", text)
-
-
-def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
-    """Say that threads cannot have the CPUs they should (D7), and which they have instead."""
-    text = (
-        f"{count(threads, 'thread')} cannot run on {wanted or 'no CPU'} ({obstacle}); falling back"
-        f" to {_STEPS[step]}"
-    )
-    return _warning("fallback", text)
-
-
-_STEPS: Final = {
-    "shared": "the sandbox's shared CPUs",
-    "reserve": "the sandbox's reserve CPUs",
-    "surplus": "the CPUs of unpaired vCPUs",
-    "cpuset": "the cgroup's cpuset",
-    "online": "all online CPUs",
+HINTS: Final = {
+    "bound": "bound by hand: {binding}; kata-pin bind --clear ends it",
+    "surplus-overlaps-pairs": "{threads} may run on the paired CPUs {cpus}; to give them a CPU of"
+    " their own, set overhead: reserve:1",  # D10: no drift
+    "overhead-overlaps-pairs": "{threads} other than vCPUs may run on the paired CPUs {cpus}; to"
+    " keep them off, set overhead: reserve:1, or housekeeping CPUs that the cgroup allows",
+    "held-by-others": "CPUs {cpus} of its cpuset belong exclusively to other pods by now: no thread"
+    " uses them",  # D28
+    KATA_PINS_VCPUS: "Kata pins the vCPUs of this sandbox itself ({setting}); kata-pin does not"
+    "{inside}",  # D13
+    "kata-may-pin": "enable_vcpus_pinning is on (by {evidence}), but Kata pins only while its"
+    " containers have as many CPUs as there are vCPUs ({vcpus})",
+    "released": "not pinned: {origin}; original affinities are restored",  # D18
 }
+"""Texts of the notes that need no action, by code."""
+
+WARNINGS: Final = {
+    UNBOUND: "no longer bound by hand: {why}",  # with all that it had set
+    "fewer-vcpus": "{size}",
+    "fewer-vcpus-than-containers": "the VM has {vcpus} for {containers} containers with exclusive"
+    " CPUs, so every vCPU gets the whole sandbox mask{remedies}",
+    "shared-without-vcpu": "no vCPU is left for {names}: vCPUs that are paired with exclusive CPUs"
+    " serve them{remedies}",
+    "shared-on-overhead": "{names} run on unpaired vCPUs, which the setting overhead: {setting}"
+    " keeps off the shared CPUs {shared}; set overhead: auto, or overhead for the role vcpu",
+    "role-conflict": "sources disagree about the role of {tids} ({why}): whole sandbox mask",  # D6
+    "vcpu-index-unknown": "the vCPU index of {tids} is unknown; these vCPUs are paired last",
+    "exclusive-offline": "exclusive CPUs {cpus} are offline",
+    "exclusive-overlap": "CPUs {cpus} are exclusive to more than one container of the sandbox; the"
+    " first recorded one keeps them",
+    "reserve-too-large": "overhead: reserve:{reserve} takes all {exclusive}; no vCPU can be paired,"
+    " so every vCPU gets the whole sandbox mask",
+    "reserve-takes-container": "the overhead reserve takes every exclusive CPU of {names}",
+    "fallback": "{threads} cannot run on {wanted} ({obstacle}); falling back to {step}",  # D7
+    RUNS_ON_OTHERS: "{threads} may run on CPUs {cpus}, which belong exclusively to other pods: the"
+    " cgroup allows no others until its cpuset is updated",
+}
+"""Texts of the others."""
 
 
-def held_by_others(cpus: CpuSet) -> Note:
-    """Say which CPUs of the sandbox's cpuset are not used, because other pods hold them (D28)."""
-    text = f"CPUs {cpus} of its cpuset belong exclusively to other pods by now: no thread uses them"
-    return Note("held-by-others", text)
-
-
-def runs_on_others(threads: int, cpus: CpuSet) -> Note:
-    """Say that threads cannot leave the CPUs of other pods: their cgroup allows no others."""
-    text = (
-        f"{count(threads, 'thread')} may run on CPUs {cpus}, which belong exclusively to other"
-        " pods: the cgroup allows no others until its cpuset is updated"
-    )
-    return _warning(RUNS_ON_OTHERS, text)
+def note(code: str, **facts: object) -> Note:
+    """Return a note; `facts` are what its text names."""
+    if code in HINTS:
+        return Note(code, HINTS[code].format(**facts))
+    return Note(code, WARNINGS[code].format(**facts), NoteLevel.WARNING)
 
 
 def kata_pins_vcpus(evidence: str, containers: Sequence[str] = ()) -> Note:
@@ -212,40 +124,24 @@ def kata_pins_vcpus(evidence: str, containers: Sequence[str] = ()) -> Note:
     `containers` are those that run on all vCPUs then, as Kata confines none in the guest.
     """
     setting = f"enable_vcpus_pinning by {evidence}" if evidence else "enable_vcpus_pinning"
-    text = f"Kata pins the vCPUs of this sandbox itself ({setting}); kata-pin does not"
+    inside = ""
     if len(containers) > 1:
-        text += (
-            f"; in the guest {_names(containers)} run on every vCPU, so its exclusive CPUs are"
+        inside = (
+            f"; in the guest {named(containers)} run on every vCPU, so its exclusive CPUs are"
             " exclusive against other pods, not inside this one"
         )
-    return Note(KATA_PINS_VCPUS, text)
+    return note(KATA_PINS_VCPUS, setting=setting, inside=inside)
 
 
-def kata_may_pin(evidence: str, vcpus: int) -> Note:
-    """Say that Kata's own pinning is on but inactive: it needs equal numbers (D13)."""
-    text = (
-        f"enable_vcpus_pinning is on (by {evidence}), but Kata pins only while its containers have"
-        f" as many CPUs as there are vCPUs ({vcpus})"
-    )
-    return Note("kata-may-pin", text)
+def named(containers: Iterable[str]) -> str:
+    """Return containers in words."""
+    return ", ".join(f"container {name}" for name in containers)
 
 
-def released(origin: str) -> Note:
-    """Say that the original affinities are restored (D18)."""
-    return Note("released", f"not pinned: {origin}; original affinities are restored")
-
-
-def _warning(code: str, text: str) -> Note:
-    return Note(code, text, NoteLevel.WARNING)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"container {name}" for name in names)
-
-
-def _tids(tids: Sequence[int]) -> str:
-    shown = ", ".join(str(tid) for tid in tids[:8])
-    return f"tid {shown}" + (f" and {len(tids) - 8} more" if len(tids) > 8 else "")
+def tids(numbers: Sequence[int]) -> str:
+    """Return threads in words; of many the first ones."""
+    shown = ", ".join(str(tid) for tid in numbers[:8])
+    return f"tid {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 # How the CPUs of a pair relate to the guest's memory and thread siblings, in words.

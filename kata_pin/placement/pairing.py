@@ -16,7 +16,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Binding, Node, Note, SandboxMask
 from kata_pin.base.sandbox import GuestTopology, Sandbox, Task, Thread, ThreadKey
 from kata_pin.base.settings import Overhead, OverheadKind, PlacementSettings, VcpuMode
-from kata_pin.base.values import ContainerKind, ThreadRole
+from kata_pin.base.values import ContainerKind, ThreadRole, count
 from kata_pin.placement import notes
 from kata_pin.placement.exclusive import Pools, Run, runs
 from kata_pin.placement.masks import Want, WantKind, counted
@@ -192,12 +192,12 @@ def _observed_cpu(thread: Thread) -> int | None:
     return affinity.first if len(affinity) == 1 else None
 
 
-def _nearest(ranks: list[int], span: tuple[int, int] | None, count: int) -> list[int]:
-    """Return `count` of the ascending ranks, the nearest to the span, ascending."""
-    if span is None or len(ranks) <= count:
-        return ranks[:count]
+def _nearest(ranks: list[int], span: tuple[int, int] | None, most: int) -> list[int]:
+    """Return `most` of the ascending ranks, the nearest to the span, ascending."""
+    if span is None or len(ranks) <= most:
+        return ranks[:most]
     low, high = span
-    return sorted(sorted(ranks, key=lambda rank: (max(low - rank, rank - high, 0), rank))[:count])
+    return sorted(sorted(ranks, key=lambda rank: (max(low - rank, rank - high, 0), rank))[:most])
 
 
 # Where threads that are not vCPUs go, and unpaired vCPUs (D11).
@@ -340,25 +340,26 @@ def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[N
     said = list(_pool_notes(scene))
     unknown = [thread.key.tid for thread in vcpus if thread.role.vcpu is None]
     if unknown:
-        said.append(notes.vcpu_index_unknown(unknown))
+        said.append(notes.note("vcpu-index-unknown", tids=notes.tids(unknown)))
     if not pools.pools:
         reason = "sandbox mask: no exclusive CPUs to pair with"
         return list(_on_mask(vcpus, scene, reason)), said
-    count, exclusive, containers = len(vcpus), pools.size, len(pools.pools)
-    if count < containers:
-        known = notes.VcpuCount(count, scene.unsure, scene.sandbox.vmm)
-        said.append(notes.fewer_vcpus_than_containers(known, containers, exclusive))
+    number, exclusive, containers = len(vcpus), pools.size, len(pools.pools)
+    if number < containers:
+        known = notes.VcpuCount(number, scene.unsure, scene.sandbox.vmm)
+        more = known.remedies(exclusive)
+        code = "fewer-vcpus-than-containers"
+        said.append(notes.note(code, vcpus=known, containers=containers, remedies=more))
         reason = "sandbox mask: fewer vCPUs than containers with exclusive CPUs"
         return list(_on_mask(vcpus, scene, reason)), said
     shared = scene.shared_containers
-    for_shared = int(bool(shared) and containers < count < exclusive)
-    cut = runs(pools.pools, count - for_shared)
+    for_shared = int(bool(shared) and containers < number < exclusive)
+    cut = runs(pools.pools, number - for_shared)
     paired = holders(vcpus, cut, scene.kept)
     surplus = [thread for thread in vcpus if thread.key not in paired]
-    beyond = len(surplus)
     wants = list(_unpaired(surplus, scene, kept_for_shared=bool(for_shared)))
     wants += _paired([thread for thread in vcpus if thread.key in paired], cut, scene)
-    said += _size_notes(scene, count, beyond, shared)
+    said += _size_notes(scene, number, len(surplus), shared)
     return wants, said
 
 
@@ -394,28 +395,35 @@ def _on_mask(vcpus: Sequence[Thread], scene: VcpuScene, reason: str) -> Iterator
 def _pool_notes(scene: VcpuScene) -> Iterator[Note]:
     pools = scene.pools
     if pools.overlap:
-        yield notes.exclusive_overlap(pools.overlap)
+        yield notes.note("exclusive-overlap", cpus=pools.overlap)
     if pools.offline:
-        yield notes.exclusive_offline(pools.offline)
+        yield notes.note("exclusive-offline", cpus=pools.offline)
     if pools.exclusive and not pools.size:
-        yield notes.reserve_too_large(reserve_size(scene.node.settings), pools.exclusive)
+        reserve, exclusive = (
+            reserve_size(scene.node.settings),
+            count(pools.exclusive, "exclusive CPU"),
+        )
+        yield notes.note("reserve-too-large", reserve=reserve, exclusive=exclusive)
     elif pools.emptied:
         titles = {one.id: one.title for one in scene.sandbox.containers}
-        yield notes.reserve_takes_container([titles[one] for one in pools.emptied])
+        names = notes.named(titles[one] for one in pools.emptied)
+        yield notes.note("reserve-takes-container", names=names)
 
 
-def _size_notes(scene: VcpuScene, count: int, beyond: int, shared: Sequence[str]) -> Iterator[Note]:
-    exclusive, known = scene.pools.size, notes.VcpuCount(count, scene.unsure, scene.sandbox.vmm)
-    if count < exclusive:
-        yield notes.fewer_vcpus(known, exclusive)
+def _size_notes(scene: VcpuScene, vcpus: int, beyond: int, shared: Sequence[str]) -> Iterator[Note]:
+    exclusive, known = scene.pools.size, notes.VcpuCount(vcpus, scene.unsure, scene.sandbox.vmm)
+    if vcpus < exclusive:
+        yield notes.note("fewer-vcpus", size=notes.size_text(known, exclusive))
     if not shared:
         return
+    names = notes.named(shared)
     setting, own = setting_for(scene.node.settings, ThreadRole.VCPU), scene.mask.shared
     apart = {OverheadKind.HOUSEKEEPING, OverheadKind.RESERVE, OverheadKind.CPUS}
     if not beyond:
-        yield notes.shared_without_vcpu(shared, known, exclusive)
-    elif count >= exclusive and own and setting.kind in apart:
-        yield notes.shared_on_overhead(shared, setting, own)
+        more = known.remedies(exclusive)
+        yield notes.note("shared-without-vcpu", names=names, remedies=more)
+    elif vcpus >= exclusive and own and setting.kind in apart:
+        yield notes.note("shared-on-overhead", names=names, setting=setting, shared=own)
 
 
 # CPUs that an administrator named for a sandbox: a source of what is wanted, above the policy.

@@ -16,8 +16,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Action, Binding, Desired, Node, Note, Placement, SandboxMask
 from kata_pin.base.sandbox import Role, Sandbox, Task, Thread, ThreadKey
 from kata_pin.base.steps import Steps
-from kata_pin.base.values import ContainerKind, NoteLevel, ThreadRole
-from kata_pin.base.values import count as values_count
+from kata_pin.base.values import ContainerKind, NoteLevel, ThreadRole, count
 from kata_pin.placement import notes
 from kata_pin.placement.drift import (
     NO_KATA_PINNING,
@@ -60,6 +59,15 @@ class Step(StrEnum):
     SURPLUS = "surplus"
     CPUSET = "cpuset"
     ONLINE = "online"
+
+
+_INSTEAD: Final = {
+    Step.SHARED: "the sandbox's shared CPUs",
+    Step.RESERVE: "the sandbox's reserve CPUs",
+    Step.SURPLUS: "the CPUs of unpaired vCPUs",
+    Step.CPUSET: "the cgroup's cpuset",
+    Step.ONLINE: "all online CPUs",
+}
 
 
 def fit(
@@ -143,10 +151,13 @@ def _fallback_notes(fits: Iterable[Fit]) -> Iterable[Note]:
     for one in fits:
         if one.step:
             key = (one.want.kind.value, one.step, one.detail)
-            count, wanted = counts.get(key, (0, EMPTY))
-            counts[key] = (count + 1, wanted | one.want.cpus)
-    for (_kind, step, obstacle), (count, wanted) in counts.items():
-        yield notes.fallback(count, step, wanted, obstacle)
+            number, wanted = counts.get(key, (0, EMPTY))
+            counts[key] = (number + 1, wanted | one.want.cpus)
+    for (_kind, step, obstacle), (number, wanted) in counts.items():
+        threads, instead = count(number, "thread"), _INSTEAD[Step(step)]
+        yield notes.note(
+            "fallback", threads=threads, wanted=wanted or "no CPU", obstacle=obstacle, step=instead
+        )
 
 
 # Restoring the affinities that threads had before kata-pin pinned them (D18).
@@ -178,7 +189,7 @@ def release(
         for thread in threads
         if not is_unmanaged(thread.role.role, node.settings)
     }
-    return Placement(sandbox_id, gone, desired, (notes.released(gone.origin),))
+    return Placement(sandbox_id, gone, desired, (notes.note("released", origin=gone.origin),))
 
 
 def undo(
@@ -268,7 +279,10 @@ def place(
     else:
         wants, said = _vcpus(binding, parts.vcpus, scene, mask)
         if kata.mode is not KataPinningMode.OFF:
-            said = [*said, notes.kata_may_pin(kata.evidence, parts.vcpu_count)]
+            said = [
+                *said,
+                notes.note("kata-may-pin", evidence=kata.evidence, vcpus=parts.vcpu_count),
+            ]
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
     wants = list(redirected(binding, [*wants, *disputed, *scene.home.wants(parts.others)]))
     said += _dispute_notes(disputed)
@@ -298,7 +312,7 @@ def _vcpus(
     bound = list(bound_wants(binding, vcpus, mask))
     named = {one.thread.key for one in bound}
     wants, said = vcpu_wants([one for one in vcpus if one.key not in named], scene)
-    return [*wants, *bound], [*said, notes.bound(binding)]
+    return [*wants, *bound], [*said, notes.note("bound", binding=binding)]
 
 
 def _usable(
@@ -434,27 +448,31 @@ def _dispute_notes(wants: Iterable[Want]) -> Iterator[Note]:
     tids: dict[str, list[int]] = {}
     for want in wants:
         tids.setdefault(want.reason, []).append(want.thread.key.tid)
-    return (notes.role_conflict(group, why) for why, group in tids.items())
+    return (
+        notes.note("role-conflict", tids=notes.tids(group), why=why) for why, group in tids.items()
+    )
 
 
 def _overlap_notes(fits: Sequence[Fit]) -> Iterator[Note]:
     paired = union(one.applied for one in fits if one.paired)
-    for kind, note in (
-        (WantKind.SURPLUS, notes.surplus_overlaps_pairs),
-        (WantKind.OVERHEAD, notes.overhead_overlaps_pairs),
+    for kind, code, word in (
+        (WantKind.SURPLUS, "surplus-overlaps-pairs", "unpaired vCPU"),
+        (WantKind.OVERHEAD, "overhead-overlaps-pairs", "thread"),
     ):
         there = [one for one in fits if one.want.kind is kind and one.applied & paired]
         if there:
-            yield note(len(there), union(one.applied for one in there) & paired)
+            cpus = union(one.applied for one in there) & paired
+            yield notes.note(code, threads=count(len(there), word), cpus=cpus)
 
 
 def _notes_on_others(mask: SandboxMask, fits: Sequence[Fit], taken: CpuSet) -> Iterator[Note]:
     lost = ((mask.mask or EMPTY) | mask.overhead_extra) & taken
     if lost:
-        yield notes.held_by_others(lost)
+        yield notes.note("held-by-others", cpus=lost)
     there = [one for one in fits if one.applied & taken]
     if there:
-        yield notes.runs_on_others(len(there), union(one.applied for one in there) & taken)
+        threads, cpus = count(len(there), "thread"), union(one.applied for one in there) & taken
+        yield notes.note(notes.RUNS_ON_OTHERS, threads=threads, cpus=cpus)
 
 
 def _shared(fits: Iterable[Fit]) -> dict[ThreadKey, Desired]:
@@ -522,7 +540,7 @@ def without_gains(
     if not kept:
         return placement, ()
     why = others.unknown or f"pCPUs {refused} are exclusive" if refused else "they are vCPUs"
-    text = f"{values_count(kept, 'thread')} kept off pCPUs that the daemon may give: {why}"
+    text = f"{count(kept, 'thread')} kept off pCPUs that the daemon may give: {why}"
     note = Note("offline-narrow", text, NoteLevel.WARNING)
     return replace(placement, desired=desired), (note,)
 
