@@ -33,7 +33,7 @@ from kata_pin.placement.place import OthersCpus
 from kata_pin.records.bundles import BundleReader
 from kata_pin.vmm.find import Helper
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.state_files import KataPaths, forget_state, persisted_pinning, state_stamp
+from kata_pin.vmm.state_files import KataPaths, digest, forget_state, state_stamp
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class KataPinningReader(Struct, frozen=True):
         forget_state(self.root, self.paths, sandbox_id)
 
     def _answer(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> Answer:
-        persisted = persisted_pinning(self.root, self.paths, sandbox_id)
+        persisted = digest(self.root, self.paths, sandbox_id).pinning
         if persisted is not None:
             _remember(self._last, sandbox_id, persisted)
             return persisted

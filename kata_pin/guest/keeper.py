@@ -16,17 +16,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kata_pin.base.config.tree import Guest
+from kata_pin.base.config.tree import Guest, LiveConfig
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import (
     AgentDenied,
     AgentFailed,
+    AgentUnavailable,
     AgentUnknown,
     AgentUnsupported,
     GuestError,
+    HostError,
+    ParseError,
     reason_of,
 )
 from kata_pin.base.sandbox import GuestFacts, ThreadKey, Vmm
@@ -34,10 +37,15 @@ from kata_pin.base.values import GuestState, Proof
 from kata_pin.engine.sandboxes import Wakeup
 from kata_pin.guest.cpus import GuestGoal, GuestPlan, GuestSteps, GuestView, Sent, guest_steps
 from kata_pin.guest.probe import GuestProbe
-from kata_pin.peers.agent.client import AgentClient
+from kata_pin.linux.files import HostRoot
+from kata_pin.peers.agent.client import AgentAddress, AgentClient, VsockAddress, parse_address
 from kata_pin.records.pins import GuestCpusets
+from kata_pin.vmm.state_files import KataPaths, read_state
 
 log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 8
+"""Guests that are asked at the same time."""
 
 SESSION_S: Final = 30.0
 """Longest that one session holds its turn; what is left waits for the next."""
@@ -69,18 +77,52 @@ BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
 """What shows that a cpuset that was sent is not in force."""
 
 
-class Shared(Struct, frozen=True):
-    """What a keeper shares with the others.
+class Agents(Struct, frozen=True):
+    """The kata-agents of this host: where they are found, and how they are talked to.
 
-    `connect` returns a client of the sandbox's agent, not connected yet, with the deadlines of the
-    settings times a factor; AgentUnknown when no address is known. `turns` bounds how many
-    guests are talked to at once.
+    `turns` bounds how many guests are talked to at once.
     """
 
-    settings: Callable[[], Guest]
-    book: GuestCpusets
-    connect: Callable[[str, Vmm, int], AgentClient]
-    turns: asyncio.Semaphore
+    root: HostRoot
+    kata: KataPaths
+    live: LiveConfig
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+    def settings(self) -> Guest:
+        """Return the settings of guest pinning as they are now."""
+        return self.live.now.guest
+
+    def client(self, sandbox_id: str, vmm: Vmm, patience: int) -> AgentClient:
+        """Return a client, not connected yet; its deadlines are `patience` times the settings'.
+
+        Raises AgentUnknown and AgentUnavailable, as `address` does.
+        """
+        now = self.settings()
+        return AgentClient(
+            self.address(sandbox_id, vmm),
+            connect_s=now.connect_ms / 1000 * patience,
+            call_s=now.call_ms / 1000 * patience,
+            calls=self.root.calls,
+        )
+
+    def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
+        """Return where a sandbox's agent listens: QEMU's cid, else from Kata's state.
+
+        A QEMU that names another guest's cid only has that guest asked about containers that it
+        does not know: what changes something names a container of this sandbox. Raises
+        AgentUnknown when neither has it, AgentUnavailable when it makes no sense.
+        """
+        try:
+            if vmm.guest_cid:
+                return VsockAddress(vmm.guest_cid)
+            persisted = read_state(self.root, self.kata, sandbox_id)
+            if persisted is not None and persisted.agent_url:
+                return parse_address(persisted.agent_url)
+        except (HostError, ParseError, ValueError) as error:
+            raise AgentUnavailable(f"kata-agent address not usable: {error}") from error
+        raise AgentUnknown(
+            "kata-agent address unknown (neither in the VMM's arguments nor in Kata's state)"
+        )
 
 
 Decide = Callable[[GuestFacts], GuestPlan | None]
@@ -93,12 +135,13 @@ class Keeper:
     `run` is the task's side, everything else the caller's.
     """
 
-    def __init__(self, sandbox_id: str, shared: Shared, probe: GuestProbe) -> None:
+    def __init__(self, sandbox_id: str, agents: Agents, book: GuestCpusets) -> None:
         """Raises StateError when what was sent before cannot be read."""
         self._id = sandbox_id
-        self._shared = shared
-        self._probe = probe
-        self._sent = {name: Sent(cpus) for name, cpus in shared.book.sent(sandbox_id).items()}
+        self._agents = agents
+        self._book = book
+        self._probe = GuestProbe(agents.root, agents.settings)
+        self._sent = {name: Sent(cpus) for name, cpus in book.sent(sandbox_id).items()}
         self._vmm: Vmm | None = None
         self._decide: Decide = lambda _facts: None
         self._plan: GuestPlan | None = None
@@ -174,7 +217,7 @@ class Keeper:
         there = {one.container_id for one in self._plan.cpusets}
         gone = self._sent.keys() - there
         if gone:
-            self._shared.book.forget(self._id, gone)
+            self._book.forget(self._id, gone)
             self._sent = {name: sent for name, sent in self._sent.items() if name in there}
         self._probe.keep_only((one.key for one in self._plan.map.links), there)
 
@@ -276,7 +319,7 @@ class Keeper:
             self._settled.set()
 
     async def _in_turn(self, vmm: Vmm) -> None:
-        async with self._shared.turns:
+        async with self._agents.turns:
             self._talking = True
             try:
                 async with asyncio.timeout(SESSION_S):
@@ -292,7 +335,7 @@ class Keeper:
 
     async def _session(self, vmm: Vmm) -> None:
         started = time.monotonic()
-        async with self._shared.connect(self._id, vmm, self._patience) as agent:
+        async with self._agents.client(self._id, vmm, self._patience) as agent:
             connected = time.monotonic()
             for name in tuple(self._due):
                 if (cpus := self._due.get(name)) is None:  # its container ended meanwhile
@@ -317,7 +360,7 @@ class Keeper:
 
     async def _tell(self, agent: AgentClient, name: str, cpus: CpuSet) -> None:
         """Have one container's cpuset set; the book knows of it before the guest does."""
-        self._shared.book.send(self._id, name, cpus)
+        self._book.send(self._id, name, cpus)
         before = self._sent.get(name)
         self._sent[name] = Sent(cpus, Proof.REFUSED, "the agent has not answered")
         try:
@@ -382,7 +425,7 @@ class Keeper:
             return
         self._moving = self._talking = True
         try:
-            connecting = self._shared.connect(self._id, self._vmm, 1)
+            connecting = self._agents.client(self._id, self._vmm, 1)
             async with asyncio.timeout(WIDEN_S), connecting as agent:
                 for name, cpus in wider.items():
                     await self._tell(agent, name, cpus)
@@ -411,6 +454,6 @@ class Keeper:
             return self._trouble
         if self._due:
             return GuestState.PENDING, ""
-        if not self._shared.settings().enabled:
+        if not self._agents.settings().enabled:
             return GuestState.OFF, ""
         return (GuestState.APPLIED if targets else GuestState.IDLE), ""

@@ -13,16 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
-from kata_pin.base.config.tree import Guest, LiveConfig
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import (
-    AgentUnavailable,
-    AgentUnknown,
-    HostError,
     KataPinError,
-    ParseError,
     StateError,
     reason_of,
 )
@@ -33,19 +26,12 @@ from kata_pin.engine.counters import Observer
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.guest.cpus import GuestGoal, GuestPlan, GuestView, guest_lines, plan_guest
-from kata_pin.guest.keeper import BAD, Keeper, Shared
+from kata_pin.guest.keeper import BAD, Agents, Keeper
 from kata_pin.guest.map import NOTHING_KNOWN
-from kata_pin.guest.probe import GuestProbe
-from kata_pin.linux.files import HostRoot
-from kata_pin.peers.agent.client import AgentAddress, AgentClient, VsockAddress, parse_address
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import GuestCpusets, Pins
-from kata_pin.vmm.state_files import KataPaths, read_state
 
 log = logging.getLogger(__name__)
-
-AT_ONCE: Final = 8
-"""Guests that are asked at the same time."""
 
 _QUIET: Final = frozenset(
     {"audit", "thread born", "thread exited", "process born", "process events"}
@@ -90,7 +76,6 @@ class Guests(Observer):
 
     def __post_init__(self) -> None:
         self._book = GuestCpusets(self._registry)
-        self._shared = self._agents.shared(self._book)
 
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer: hand the plan to the keeper, if the host pins are set."""
@@ -144,7 +129,7 @@ class Guests(Observer):
         owned = any(one.container_id for one in plan.map.links)
         if not owned and not plan.map.hotplugged and not self._book.sent(sandbox.id):
             return None
-        keeper = self._agents.keeper(sandbox.id, self._shared)
+        keeper = Keeper(sandbox.id, self._agents, self._book)
         self._keepers[sandbox.id] = keeper
         self._start(keeper.run())
         return keeper
@@ -238,54 +223,6 @@ def _claims(containers: Iterable[Container]) -> Claims:
     )
 
 
-class Agents(Struct, frozen=True):
-    """The kata-agents of this host: where they are found, and how they are talked to."""
-
-    root: HostRoot
-    kata: KataPaths
-    live: LiveConfig
-
-    def settings(self) -> Guest:
-        """Return the settings of guest pinning as they are now."""
-        return self.live.now.guest
-
-    def shared(self, book: GuestCpusets) -> Shared:
-        """Return what all keepers share."""
-        return Shared(self.settings, book, self._client, asyncio.Semaphore(AT_ONCE))
-
-    def keeper(self, sandbox_id: str, shared: Shared) -> Keeper:
-        """Return a keeper of one sandbox's guest; raises StateError."""
-        return Keeper(sandbox_id, shared, GuestProbe(self.root, self.settings))
-
-    def _client(self, sandbox_id: str, vmm: Vmm, patience: int) -> AgentClient:
-        now = self.settings()
-        return AgentClient(
-            self.address(sandbox_id, vmm),
-            connect_s=now.connect_ms / 1000 * patience,
-            call_s=now.call_ms / 1000 * patience,
-            calls=self.root.calls,
-        )
-
-    def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
-        """Return where a sandbox's agent listens: QEMU's cid, else from Kata's state.
-
-        A QEMU that names another guest's cid only has that guest asked about containers that it
-        does not know: what changes something names a container of this sandbox. Raises
-        AgentUnknown when neither has it, AgentUnavailable when it makes no sense.
-        """
-        try:
-            if vmm.guest_cid:
-                return VsockAddress(vmm.guest_cid)
-            persisted = read_state(self.root, self.kata, sandbox_id)
-            if persisted is not None and persisted.agent_url:
-                return parse_address(persisted.agent_url)
-        except (HostError, ParseError, ValueError) as error:
-            raise AgentUnavailable(f"kata-agent address not usable: {error}") from error
-        raise AgentUnknown(
-            "kata-agent address unknown (neither in the VMM's arguments nor in Kata's state)"
-        )
-
-
 async def restore_guests(
     agents: Agents, registry: Registry, node: Node, passes: Iterable[tuple[Sandbox, Report]]
 ) -> None:
@@ -294,11 +231,10 @@ async def restore_guests(
     Raises StateError when the registry's file cannot be used.
     """
     book = GuestCpusets(registry)
-    shared = agents.shared(book)
     keepers = []
     for sandbox, report in passes:
         if sandbox.vmm is not None and book.sent(sandbox.id):
-            keeper = agents.keeper(sandbox.id, shared)
+            keeper = Keeper(sandbox.id, agents, book)
             keeper.update(
                 sandbox.vmm, partial(plan_guest, sandbox, report, node), GuestGoal.GIVE_BACK
             )

@@ -279,10 +279,7 @@ def place(
     else:
         wants, said = _vcpus(binding, parts.vcpus, scene, mask)
         if kata.mode is not KataPinningMode.OFF:
-            said = [
-                *said,
-                notes.note("kata-may-pin", evidence=kata.evidence, vcpus=parts.vcpu_count),
-            ]
+            said.append(notes.note("kata-may-pin", evidence=kata.evidence, vcpus=parts.vcpu_count))
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
     wants = list(redirected(binding, [*wants, *disputed, *scene.home.wants(parts.others)]))
     said += _dispute_notes(disputed)

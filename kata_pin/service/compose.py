@@ -12,7 +12,7 @@ from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import KataPinningReader
 from kata_pin.engine.sandboxes import Neighbours, Sandboxes
 from kata_pin.follow.reports import Adoption
-from kata_pin.guest.manager import Agents
+from kata_pin.guest.keeper import Agents
 from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot, read_text
 from kata_pin.linux.process import ProcessIndex, cgroups, exe, exe_paths, read_process

@@ -32,7 +32,8 @@ from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import KataPinningReader
 from kata_pin.engine.sandboxes import Neighbours, Sandboxes
 from kata_pin.follow.reports import Adoption, NriIntake
-from kata_pin.guest.manager import Agents, Guests
+from kata_pin.guest.keeper import Agents
+from kata_pin.guest.manager import Guests
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.process import ProcessIndex
 from kata_pin.peers.nri.plugin import NriPlugin

@@ -23,7 +23,7 @@ from kata_pin.vmm.kinds import VmmKind
 from kata_pin.vmm.state_files import (
     HostAccess,
     KataPaths,
-    factory_vm,
+    digest,
     read_jailed_pids,
     read_pids,
 )
@@ -379,7 +379,7 @@ class Witnesses:
         """Whether a command line names this sandbox, or the VM that Kata's factory gave it."""
         if named.names(self.sandbox_id):
             return True
-        made = factory_vm(self.host.root, self.paths, self.sandbox_id)
+        made = digest(self.host.root, self.paths, self.sandbox_id).factory_vm
         return bool(made) and named.names(made)
 
     def is_named_now(self, process: Process) -> bool:

@@ -44,10 +44,9 @@ from kata_pin.vmm.kinds import KvmIds, VmmKind
 from kata_pin.vmm.state_files import (
     HostAccess,
     KataPaths,
-    factory_vms,
+    digest,
     ids_of,
     state_stamp,
-    virtiofsd_pid,
 )
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
@@ -215,8 +214,8 @@ class VmmFinder:
             if whole is None:
                 whole = self.shims.sandboxes() | ids_of(self._host.root, self._paths)
             if by_factory and made is None:
-                waiting = (one for one in whole if one not in known)
-                made = factory_vms(self._host.root, self._paths, waiting)
+                root, waiting = self._host.root, (one for one in whole if one not in known)
+                made = {digest(root, self._paths, one).factory_vm: one for one in waiting}
             owner = (made or {}).get(named.sandbox_id, "")
             for one in [owner] if owner else filter(named.names, whole):
                 found.setdefault(one, []).append(claim)
@@ -474,7 +473,7 @@ def _file_servers(
     A shim has one sandbox, so nothing that takes long need be read of its children. Where the VMM
     has another parent, or its shim is not known yet, the arguments have to name the sandbox.
     """
-    recorded = virtiofsd_pid(host.root, paths, sandbox_id)
+    recorded = digest(host.root, paths, sandbox_id).virtiofsd_pid
     parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
     if recorded:
         process = host.processes.get(recorded)

@@ -59,15 +59,20 @@ MAX_PID_FILE: Final = 32
 MAX_DIGESTS: Final = 1024
 
 
-class _Digest(NamedTuple):
-    """What every pass asks of a state file; `pinning` has the file's name, None without a file."""
+class StateDigest(NamedTuple):
+    """What every pass asks of a state file.
+
+    `factory_vm` is what the Go runtime's factory named the VM, empty where it made none. `pinning`
+    is whether Kata pins the vCPUs too (enable_vcpus_pinning), and the file's name; None without a
+    file that can be believed, or while it is being written.
+    """
 
     virtiofsd_pid: int = 0
     factory_vm: str = ""
     pinning: tuple[bool, str] | None = None
 
 
-_DIGESTS: Final[dict[tuple[HostRoot, KataPaths, str], tuple[tuple[int, int], _Digest]]] = {}
+_DIGESTS: Final[dict[tuple[HostRoot, KataPaths, str], tuple[tuple[int, int], StateDigest]]] = {}
 """By sandbox: the file's stamp and what it said then."""
 
 _PID: Final = re.compile(rb"[0-9]{1,10}\n?\Z")
@@ -171,38 +176,13 @@ def ids_of(root: HostRoot, paths: KataPaths) -> set[str]:
     return found
 
 
-def virtiofsd_pid(root: HostRoot, paths: KataPaths, sandbox_id: str) -> int:
-    """Return virtiofsd's pid in Kata's files, 0 for none; reads them only when they changed."""
-    return _digest(root, paths, sandbox_id).virtiofsd_pid
-
-
-def factory_vm(root: HostRoot, paths: KataPaths, sandbox_id: str) -> str:
-    """Return what the Go runtime's factory named the sandbox's VM, empty where it made none."""
-    return _digest(root, paths, sandbox_id).factory_vm
-
-
-def factory_vms(root: HostRoot, paths: KataPaths, sandbox_ids: Iterable[str]) -> dict[str, str]:
-    """Return those sandboxes whose VM is from the Go runtime's factory, by that VM's name."""
-    found = ((factory_vm(root, paths, one), one) for one in sandbox_ids)
-    return {name: one for name, one in found if name}
-
-
-def persisted_pinning(root: HostRoot, paths: KataPaths, sandbox_id: str) -> tuple[bool, str] | None:
-    """Return whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning), and the file's name.
-
-    None without a file that can be believed, or while it is being written; reads it only when it
-    changed.
-    """
-    return _digest(root, paths, sandbox_id).pinning
-
-
 def forget_state(root: HostRoot, paths: KataPaths, sandbox_id: str) -> None:
     """Drop what was kept of a sandbox that ended."""
     _DIGESTS.pop((root, paths, sandbox_id), None)
 
 
-def _digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> _Digest:
-    """Return what every pass over a sandbox asks for: persist.json of a pod can be long."""
+def digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> StateDigest:
+    """Return what every pass over a sandbox asks for, read when it changed: it can be long."""
     key, stamp = (root, paths, sandbox_id), state_stamp(root, paths, sandbox_id)
     kept = _DIGESTS.get(key)
     if kept is None or kept[0] != stamp:
@@ -212,11 +192,11 @@ def _digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> _Digest:
     return kept[1]
 
 
-def _read_digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> _Digest:
+def _read_digest(root: HostRoot, paths: KataPaths, sandbox_id: str) -> StateDigest:
     for name, state in _states(root, paths, sandbox_id):
         pinning = state.vcpu_pinning, name
-        return _Digest(state.virtiofsd_pid, state.factory_vm, pinning)
-    return _Digest()
+        return StateDigest(state.virtiofsd_pid, state.factory_vm, pinning)
+    return StateDigest()
 
 
 def read_state(root: HostRoot, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:

@@ -11,7 +11,7 @@ import pytest
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.values import Proof
 from kata_pin.guest.cpus import Sent
-from kata_pin.guest.keeper import Keeper, Shared
+from kata_pin.guest.keeper import Keeper
 from kata_pin.guest.probe import GuestProbe
 
 
@@ -20,7 +20,8 @@ async def test_it_stays_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = cast("Any", None)
     sent: Mapping[str, CpuSet] = {"own": CpuSet([1]), "log": CpuSet([0])}
     book = cast("Any", SimpleNamespace(sent=lambda _: sent))
-    keeper = Keeper("p1", Shared(nothing, book, nothing, nothing), GuestProbe(nothing, nothing))
+    agents = cast("Any", SimpleNamespace(root=nothing, settings=nothing))
+    keeper = Keeper("p1", agents, book)
 
     async def proof(*_: object) -> tuple[Proof, str]:
         keeper._sent.pop("log", None)

@@ -16,8 +16,8 @@ from kata_pin.base.placement import Cause, Report, outcome_of
 from kata_pin.base.sandbox import GuestMap
 from kata_pin.base.values import GuestState, Proof
 from kata_pin.guest.cpus import GuestPlan, GuestView, Sent
-from kata_pin.guest.keeper import Keeper
-from kata_pin.guest.manager import Agents, Guests, _Planned
+from kata_pin.guest.keeper import Agents, Keeper
+from kata_pin.guest.manager import Guests, _Planned
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
 from tests.support.at_once import place

@@ -24,7 +24,7 @@ from kata_pin.linux.process import ProcessIndex
 from kata_pin.rights.calls import Calls, File
 from kata_pin.vmm.claims import Accepted, Strength
 from kata_pin.vmm.find import MAX_REFUSALS, VmmFinder
-from kata_pin.vmm.state_files import HostAccess, KataPaths, read_pids, virtiofsd_pid
+from kata_pin.vmm.state_files import HostAccess, KataPaths, digest, read_pids
 from tests.support import recordings
 
 
@@ -143,7 +143,7 @@ def test_pids_of_both_runtimes(vc: Path, tmp_path: Path) -> None:
     (tmp_path / "run/kata/p1/state.json").write_text(json.dumps(rs))
     root = HostRoot(str(tmp_path))
     assert read_pids(root, KataPaths(), "p1") == {1780: "pid file", 99: "state.json"}
-    assert virtiofsd_pid(root, KataPaths(), "p1") == 1778
+    assert digest(root, KataPaths(), "p1").virtiofsd_pid == 1778
 
 
 def test_a_vm_that_waits_in_katas_cache_is_looked_for_where_a_vm_is_missing(

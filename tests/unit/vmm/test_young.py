@@ -14,7 +14,7 @@ from kata_pin.base.sandbox import Role, Task, ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HOST
 from kata_pin.vmm.role_cache import RoleCache
-from kata_pin.vmm.state_files import KataPaths, state_stamp, virtiofsd_pid
+from kata_pin.vmm.state_files import KataPaths, digest, state_stamp
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REST = Role(ThreadRole.EMULATOR, RoleSource.REST)
@@ -74,12 +74,15 @@ def test_virtiofsd_pid_follows_the_file(tmp_path: Path) -> None:
     paths = KataPaths(vc=str(tmp_path / "vc"), kata=str(tmp_path / "kata"))
     file = tmp_path / "vc/sbs/pod1/persist.json"
     file.parent.mkdir(parents=True)
-    seen = [virtiofsd_pid(HOST, paths, "pod1")]
+    seen = [digest(HOST, paths, "pod1").virtiofsd_pid]
     for pid in (4242, 123456):
         file.write_text(json.dumps({"HypervisorState": {"VirtiofsDaemonPid": pid}}))
-        seen += [virtiofsd_pid(HOST, paths, "pod1"), virtiofsd_pid(HOST, paths, "pod1")]
+        seen += [
+            digest(HOST, paths, "pod1").virtiofsd_pid,
+            digest(HOST, paths, "pod1").virtiofsd_pid,
+        ]
     file.unlink()
-    seen.append(virtiofsd_pid(HOST, paths, "pod1"))
+    seen.append(digest(HOST, paths, "pod1").virtiofsd_pid)
     assert seen == [0, 4242, 4242, 123456, 123456, 0]
 
 
