@@ -253,6 +253,28 @@ async def test_an_error_of_ours_is_a_barrier(node: Node, monkeypatch: pytest.Mon
     assert (await _shown(node, vm))["problem"] == "a defect"
 
 
+async def test_a_stat_file_that_says_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the VMM has ended is not known then: the mover goes on with the others."""
+    memory = _memory(node)
+    vm = await _start(node)
+    stat = f"proc/{vm.pid}/stat"
+    before, looks = node.host.read(stat), [0]
+
+    def numa_maps() -> str:
+        looks[0] += 1
+        node.host.write(stat, "nothing")
+        raise PermissionError(EACCES, "not now")
+
+    monkeypatch.setattr(memory, "numa_maps", numa_maps)
+    await node.create(vm, "c1", "9", exclusive=True)
+    await node.until(lambda: looks[0] > 0, "a look at its memory")
+    await node.pause()
+    node.host.write(stat, before)
+    monkeypatch.undo()
+    await _later(node, AGAIN_S)
+    await _until(node, vm, "near")
+
+
 async def test_a_new_daemon_does_the_rest(node: Node) -> None:
     """Nothing is recorded: what was moved is where it is."""
     vm = await _start(node)

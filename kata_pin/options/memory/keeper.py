@@ -392,29 +392,9 @@ class MemoryMover(Running):
 
     async def _settle(self, sandbox_id: str, held: _Held) -> None:
         """Move a sandbox's memory as far as that goes; never raises."""
-        began, before, plan = time.monotonic(), held.view.moved_bytes, MovePlan()
-        problem, rest_s = "", AGAIN_S
+        began, before, rest_s = time.monotonic(), held.view.moved_bytes, AGAIN_S
         try:
-            plan = await self._plan(sandbox_id, held)
-            if plan.worthwhile:
-                self._begin(sandbox_id, held, plan)
-                problem, rest_s = await self._move(sandbox_id, held, plan)
-            elif plan.bound * 10 >= plan.total and plan.bound:
-                problem = (
-                    f"the VMM itself placed {_mib(plan.bound)} there (policy {plan.policy}): see "
-                    "host-nodes of its memory backends, numactl and enable_numa of Kata"
-                )
-                rest_s = LONG_S
-            else:
-                rest_s = NEAR_S
-        except _Stop as stop:
-            problem, rest_s = stop.problem, stop.rest_s
-        except TimeoutError:
-            problem, rest_s = f"process {held.goal.process.pid} does not answer in time", LONG_S
-        except OSError as error:
-            # a VMM that ends is the next pass's business; a zombie is refused as a stranger is
-            gone = not is_alive(self._root, held.goal.process)
-            problem = "" if gone else _WHY.get(error.errno or 0, reason_of(error))
+            problem, rest_s = await self._planned_and_moved(sandbox_id, held)
         except KataPinError as error:
             problem = error.message
         except Exception as error:  # a fault barrier: other sandboxes are moved all the same
@@ -438,6 +418,29 @@ class MemoryMover(Running):
                 level=logging.WARNING if problem else logging.INFO,
                 sandbox=sandbox_id,
             )
+
+    async def _planned_and_moved(self, sandbox_id: str, held: _Held) -> tuple[str, float]:
+        """Return why memory stays, empty if none does, and when to look again."""
+        try:
+            plan = await self._plan(sandbox_id, held)
+            if plan.worthwhile:
+                self._begin(sandbox_id, held, plan)
+                return await self._move(sandbox_id, held, plan)
+            if plan.bound * 10 >= plan.total and plan.bound:
+                problem = (
+                    f"the VMM itself placed {_mib(plan.bound)} there (policy {plan.policy}): see "
+                    "host-nodes of its memory backends, numactl and enable_numa of Kata"
+                )
+                return problem, LONG_S
+        except _Stop as stop:
+            return stop.problem, stop.rest_s
+        except TimeoutError:
+            return f"process {held.goal.process.pid} does not answer in time", LONG_S
+        except OSError as error:
+            # a VMM that ends is the next pass's business; a zombie is refused as a stranger is
+            gone = not is_alive(self._root, held.goal.process)
+            return "" if gone else _WHY.get(error.errno or 0, reason_of(error)), AGAIN_S
+        return "", NEAR_S
 
     def _begin(self, sandbox_id: str, held: _Held, plan: MovePlan) -> None:
         held.view = replace(held.view, state="moving", problem="")
