@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, convert, to_builtins
 
 from kata_pin.base.config.options import OPTIONS, Option, known
 from kata_pin.base.config.tree import Config, LiveConfig
@@ -351,10 +351,12 @@ class Options:
         for name, option in self._running.items():
             try:
                 answer = await option.give_back(ids)
-                Applied(kind="unpin", sandboxes=(), **answer)  # TypeError for what it does not have
-                kept |= answer
+                # TypeError for what Applied does not have, ValidationError for other types
+                found = Applied(kind="unpin", sandboxes=(), **answer)
+                convert(to_builtins(found), Applied)
+                kept |= {one: (*kept.get(one, ()), *getattr(found, one)) for one in answer}
             except Exception as error:  # a fault barrier: each has its turn
                 failed.append(f"option {name}: {reason_of(error)}")
                 log.error("what an option changed is not restored: %s", failed[-1])
                 log.debug("option %s failed", name, exc_info=True)
-        return {**kept, "options_failed": tuple(failed)}
+        return {**kept, "options_failed": (*kept.get("options_failed", ()), *failed)}
