@@ -7,6 +7,7 @@ anyway.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 
@@ -16,6 +17,9 @@ from kata_pin.hook import leave_exclusive_cpus
 _STAY = frozenset({"run", "reporter"})
 """Commands that do not end: the daemon moves itself, and a reporter is confined by its pod."""
 
+COLLECTED = 100_000
+"""Objects before Python looks for cycles among them: what a command reads is used to its end."""
+
 
 def main() -> None:
     """Run the command line and exit."""
@@ -24,6 +28,7 @@ def main() -> None:
         runtime_dir = plain_runtime_dir(_config_file(arguments))
         if runtime_dir is not None:
             leave_exclusive_cpus(runtime_dir)
+        gc.set_threshold(COLLECTED)
     from kata_pin.cli.quick import answered
 
     bound()  # before logging is imported, which asks for the time

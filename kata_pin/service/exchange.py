@@ -53,7 +53,7 @@ class LineDecoder:
 PATIENCE_S: Final = 0.5
 """Wait after which the user is told what the command waits for."""
 
-CHUNK: Final = 256 * 1024
+CHUNK: Final = 64 * 1024
 
 SILENT: Final = Remedy(
     "systemctl restart kata-pin; its log: journalctl -u kata-pin",
@@ -77,7 +77,7 @@ class DaemonSilent(DaemonError):  # noqa: N818 - as above
 
 def exchange(
     path: str, request: bytes, deadline_s: float, *, waiting: Callable[[float], None] | None = None
-) -> bytes:
+) -> bytearray:
     """Send the line of a request; return the line of the reply.
 
     `waiting` is called with the deadline in seconds once PATIENCE_S passed without a reply. Raises
@@ -122,9 +122,9 @@ def _readable(peer: socket, seconds: float) -> bool:
     return bool(waiting.poll(seconds * 1000))
 
 
-def _line(peer: socket, deadline: float) -> bytes:
-    decoder = LineDecoder(MAX_REPLY)
-    while True:
+def _line(peer: socket, deadline: float) -> bytearray:
+    line = bytearray()
+    while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -132,6 +132,7 @@ def _line(peer: socket, deadline: float) -> bytes:
         data = peer.recv(CHUNK)
         if not data:
             raise RemoteProtocolError("the daemon closed the connection before it answered")
-        lines = decoder.feed(data)
-        if lines:
-            return lines[0]
+        line += data
+        if len(line) > MAX_REPLY:
+            raise RemoteProtocolError(f"line longer than {MAX_REPLY} bytes")
+    return line

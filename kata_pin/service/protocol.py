@@ -54,7 +54,7 @@ def encode_items(items: Iterable[object]) -> bytes:
     return encode(list(items))[1:-1]
 
 
-def decode(data: bytes, kind: type[Document]) -> Document:
+def decode(data: bytes | memoryview, kind: type[Document]) -> Document:
     """Read a document of this version; unknown members are ignored. Raises RemoteProtocolError."""
     try:
         version = msgspec.json.decode(data, type=_Head).version
@@ -118,7 +118,7 @@ def encode_error(error: str, hint: str = "") -> bytes:
     return _line({"version": VERSION, "ok": False, "error": error, "hint": hint})
 
 
-def parse_reply(line: bytes) -> bytes:
+def parse_reply(line: bytes | bytearray) -> memoryview:
     """Return the encoded document of a reply; DaemonError if the daemon refused the request."""
     try:
         reply = msgspec.json.decode(line, type=_Reply)
@@ -127,7 +127,7 @@ def parse_reply(line: bytes) -> bytes:
     check_version("reply", reply.version)
     if not reply.ok:
         raise DaemonError(reply.error or "refused without a reason", hint=reply.hint)
-    return bytes(reply.document)
+    return memoryview(reply.document)
 
 
 class _Reply(msgspec.Struct):
@@ -158,7 +158,7 @@ def ask(
     deadline_s: float,
     *,
     waiting: Callable[[float], None] | None = None,
-) -> bytes:
+) -> memoryview:
     """Send one request to a socket and return the reply's encoded document.
 
     Raises what exchange() raises, and DaemonError if the daemon refuses the request.

@@ -94,7 +94,7 @@ class Unit:
     def ask(self, verb: str, **arguments: object) -> Json:
         """Return the document of a verb of the control socket."""
         path = str(RUNTIME_DIR / "control.sock")
-        document: Json = json.loads(ask(path, verb, arguments, 30.0 * self._node.scale))
+        document: Json = json.loads(bytes(ask(path, verb, arguments, 30.0 * self._node.scale)))
         return document
 
     def answers(self) -> bool:

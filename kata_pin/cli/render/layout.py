@@ -81,8 +81,10 @@ class Text:
 
     def rstrip(self) -> None:
         """Remove white space from the end."""
-        kept = self[: len(self.plain.rstrip())]
-        self.plain, self.spans = kept.plain, kept.spans
+        length = len(self.plain.rstrip())
+        if length < len(self.plain):
+            kept = self[:length]
+            self.plain, self.spans = kept.plain, kept.spans
 
     def join(self, parts: Iterable[Text]) -> Text:
         """Return the parts with this text between them."""
@@ -231,6 +233,8 @@ def paragraph(text: Text, output: Output, *, indent: int = 0) -> list[Text]:
 
 def wrap(text: Text, width: int, breaks: str) -> list[Text]:
     """Break a text into lines of at most `width` columns, after one of `breaks` where possible."""
+    if text.cell_len <= width:
+        return [text[: len(text.plain.rstrip())]]
     lines: list[Text] = []
     start = used = position = 0
     for piece in _pieces(text.plain, breaks):
@@ -274,10 +278,12 @@ def _widths(
 ) -> list[int] | None:
     """Return the columns' widths, None if the table can not fit."""
     wide = [_natural(column, rows, n) for n, column in enumerate(columns)]
+    room = width - GAP * (len(columns) - 1)
+    if sum(wide) <= room:
+        return wide
     least = [_least(column, rows, n) for n, column in enumerate(columns)]
     if comfortable:
         least = [max(n, min(c.comfort, w)) for n, c, w in zip(least, columns, wide, strict=True)]
-    room = width - GAP * (len(columns) - 1)
     if sum(least) > room:
         return None
     while sum(wide) > room:
@@ -314,8 +320,11 @@ def _row_lines(columns: Sequence[Column], row: Row, widths: Sequence[int]) -> li
         line = Text()
         for column, cell, width in zip(columns, cells, widths, strict=True):
             part = cell[level] if level < len(cell) else Text()
-            padding = Text(" " * (width - part.cell_len))
-            line += (padding + part if column.right else part + padding) + Text(" " * GAP)
+            padding, gap = " " * (width - part.cell_len), " " * GAP
+            if column.right:
+                line.append(padding).append_text(part).append(gap)
+            else:
+                line.append_text(part + Text(padding + gap))
         line.rstrip()
         lines.append(line)
     return lines

@@ -259,7 +259,7 @@ class NodeDaemon:
         except OSError as error:
             raise DaemonError(f"no metrics from unix:{path}: {error.strerror}") from error
 
-    async def _ask(self, verb: str) -> bytes:
+    async def _ask(self, verb: str) -> memoryview:
         path = os.path.join(self.runtime_dir, "status.sock")
         try:
             return await asyncio.to_thread(ask, path, verb, {}, ANSWER_S)

@@ -21,7 +21,7 @@ def test_request_round_trip() -> None:
 
 def test_reply_round_trip() -> None:
     """A yes carries members, a no becomes the error it says."""
-    assert protocol.parse_reply(protocol.encode_reply(b'{"a":[1]}')) == b'{"a":[1]}'
+    assert bytes(protocol.parse_reply(protocol.encode_reply(b'{"a":[1]}'))) == b'{"a":[1]}'
     with pytest.raises(DaemonError, match="no such sandbox") as caught:
         protocol.parse_reply(protocol.encode_error("no such sandbox", "kata-pin show"))
     assert caught.value.hint == "kata-pin show"
