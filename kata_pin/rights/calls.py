@@ -82,7 +82,7 @@ class Calls:
 
         `proc` is where the threads are found: /proc, or a captured tree's.
         """
-        return threads.set_affinities(changes, proc, self.set_affinity, self.get_affinity)
+        return threads.change_threads(changes, proc, self.set_affinity, self.get_affinity)
 
     def executable(self, pid: int) -> tuple[FileStatus, str]:
         """Return the status and the name of the file that a process executes."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kata_pin.rights.broker.protocol import AffinityChange, Changed
-from kata_pin.rights.broker.tunables import Files, ResctrlGroups
+from kata_pin.rights.broker.tunables import KernelFiles, ResctrlGroups
 from tests.support.hosttree import FakeCalls
 from tests.support.world import VMM_PID
 
@@ -26,7 +26,7 @@ _NO_CLASSES: Mapping[str, str] = MappingProxyType({})
 _COUNTERS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 
 
-class ResctrlTree(Files):
+class ResctrlTree(KernelFiles):
     """The file system at `<root>/sys/fs/resctrl`, with two caches; `alive` are all threads."""
 
     def __init__(self, root: Path, *, rmids: int = 8, closids: int = 4) -> None:

@@ -70,7 +70,7 @@ from kata_pin.rights.broker.rows import (
     folders,
     programs,
 )
-from kata_pin.rights.broker.threads import ORDINARY, executable_of, set_affinities, set_classes
+from kata_pin.rights.broker.threads import ORDINARY, change_threads, executable_of, set_classes
 from kata_pin.rights.broker.tunables import (
     ResctrlGroups,
     ask_irqbalance,
@@ -201,7 +201,7 @@ class Operations:
     # ---- processes and threads -------------------------------------------------------------
 
     def _affinities(self, values: Values, _: Sequence[int]) -> Answer:
-        return self._changed(values, set_affinities, ours=True)
+        return self._changed(values, change_threads, ours=True)
 
     def _classes(self, values: Values, _: Sequence[int]) -> Answer:
         policy, priority = values["policy"], values["priority"]

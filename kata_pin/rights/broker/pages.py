@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from kata_pin.rights.broker.libc import libc
 from kata_pin.rights.broker.policy import field
-from kata_pin.rights.broker.protocol import mask_of
-from kata_pin.rights.broker.threads import STAT_BYTES
+from kata_pin.rights.broker.protocol import mask_of, numbers_in
+from kata_pin.rights.broker.threads import STAT_BYTES, stat_fields
 
 MAX_PAGES: Final = 65_536
 """Most pages of one window: 256 MiB of small pages, whose call takes about 0.1 s."""
@@ -132,10 +132,10 @@ def move_checked(window: PageWindow) -> PagesMoved:
         fd = os.open(f"/proc/{window.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         _require_start(fd, window.starttime)
         with open("/sys/devices/system/node/has_memory", encoding="ascii") as file:
-            if window.node not in _listed(file.read(STAT_BYTES)):
+            if window.node not in numbers_in(file.read(STAT_BYTES)):
                 raise OSError(ENODEV, "no such node")
         (mems, *_) = field(window.pid, b"Mems_allowed_list") or [b""]
-        if window.node not in _listed(mems.decode("ascii")):
+        if window.node not in numbers_in(mems.decode("ascii")):
             raise OSError(EACCES, "its cpuset does not allow the node")
         done = move_window(window)
         _require_start(fd, window.starttime)
@@ -217,16 +217,5 @@ def _move_pages(pid: int, addresses: Sequence[int], node: int | None, flags: int
 
 def _require_start(fd: int, starttime: int) -> None:
     """Raise OSError unless an open stat file is still that of the process (proc_pid_stat(5))."""
-    fields = os.pread(fd, STAT_BYTES, 0).rpartition(b")")[2].split()
-    if int(fields[19]) != starttime:
+    if int(stat_fields(fd)[19]) != starttime:
         raise OSError(ESTALE, "its number belongs to another process")
-
-
-def _listed(text: str) -> set[int]:
-    """Return the numbers of a list such as `0-1,4`; ValueError for another text."""
-    found: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            found |= set(range(int(first), min(int(last or first), MAX_NODES) + 1))
-    return found

@@ -24,6 +24,7 @@ MAX_READ: Final = 128 * 1024
 MAX_CHANGES: Final = 512
 MAX_NAMES: Final = 16_384  # names of a folder
 MAX_MASK: Final = 1024  # bytes: 8,192 CPUs
+MAX_NUMBER: Final = 10_000  # above those of CPUs and nodes that the table lets through
 MAX_KEPT: Final = 4096  # masks that are remembered
 
 REQUEST: Final = struct.Struct("=BI")  # number of the row (rows.py), number of the request
@@ -132,6 +133,15 @@ def mask_of(cpus: frozenset[int]) -> bytes:
 def _cpus(mask: bytes) -> frozenset[int]:
     bits = int.from_bytes(mask, "little")
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+
+
+def numbers_in(text: str) -> set[int]:
+    """Return the numbers of a list such as `0-1,4`, below MAX_NUMBER; ValueError for no list."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, dash, last = part.partition("-")
+        found |= set(range(int(first), min(int(last if dash else first) + 1, MAX_NUMBER)))
+    return found
 
 
 def _mask(data: bytes, at: int) -> tuple[frozenset[int], int]:

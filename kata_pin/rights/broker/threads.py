@@ -27,22 +27,16 @@ Set = Callable[[int, Iterable[int]], None]
 Get = Callable[[int], Iterable[int]]
 
 
-def set_affinities(
+def change_threads(
     changes: Sequence[AffinityChange],
     proc: str = "/proc",
     set_one: Set = os.sched_setaffinity,
     get_one: Get = os.sched_getaffinity,
 ) -> list[Changed]:
-    """Set affinities in their order; one that fails does not stop the rest."""
-    return change_threads(changes, proc, set_one, get_one)
-
-
-def change_threads(
-    changes: Sequence[AffinityChange], proc: str, set_one: Set, get_one: Get
-) -> list[Changed]:
     """Call `set_one` for each thread with its CPUs, and `get_one` for what it then has.
 
-    How a thread's identity is made sure of before and after: linux/affinity.py.
+    In their order; one that fails does not stop the rest. How a thread's identity is made sure of
+    before and after: linux/affinity.py.
     """
     tgids = {change.tgid for change in changes if change.inode}
     before = {tgid: _inodes(proc, tgid) for tgid in tgids}
@@ -98,7 +92,12 @@ def _inodes(proc: str, tgid: int) -> dict[int, int]:
 
 def _starttime(fd: int) -> int:
     """Return when a thread started, by its open stat file (proc_pid_stat(5), field 22)."""
-    return int(os.pread(fd, STAT_BYTES, 0).rpartition(b")")[2].split()[19])
+    return int(stat_fields(fd)[19])
+
+
+def stat_fields(fd: int) -> list[bytes]:
+    """Return the fields of an open stat file, from the third on (proc_pid_stat(5))."""
+    return os.pread(fd, STAT_BYTES, 0).rpartition(b")")[2].split()
 
 
 # Scheduling classes of vCPU threads: real-time ones only where they cannot spread.

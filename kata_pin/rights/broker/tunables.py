@@ -12,10 +12,10 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from errno import EACCES, EINVAL, EPERM, ESRCH
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from kata_pin.rights.broker.protocol import AffinityChange, Changed
-from kata_pin.rights.broker.threads import change_threads
+from kata_pin.rights.broker.protocol import AffinityChange, Changed, numbers_in
+from kata_pin.rights.broker.threads import change_threads, stat_fields
 
 # Files of the kernel that the daemon has written, and irqbalance's socket (docs/broker.md).
 #
@@ -37,7 +37,6 @@ _KERNEL_THREAD: Final = "kernel-thread"
 OF_INTERRUPTS: Final = frozenset({"interrupt", "default-mask"})
 """What `quiet: irq` has; `full` has all kinds."""
 
-_STAT_BYTES: Final = 4096
 _KTHREADD: Final = 2
 _PF_KTHREAD: Final = 0x0020_0000
 _PF_NO_SETAFFINITY: Final = 0x0400_0000
@@ -179,11 +178,7 @@ def _written(one: TunableWrite, root: str) -> TunableWritten:
 def _write(path: str, one: TunableWrite) -> TunableWritten:
     failed = 0
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.write(fd, one.value.encode("ascii") + b"\n")
-        finally:
-            os.close(fd)
+        _put(path, f"{one.value}\n")
     except OSError as error:
         failed = error.errno or EINVAL
     try:
@@ -197,6 +192,15 @@ def _write(path: str, one: TunableWrite) -> TunableWritten:
     return TunableWritten(failed, value.replace("\n", " "))
 
 
+def _put(path: str, text: str) -> None:
+    """Write a file in one call; OSError for a link."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
 def move_kernel_thread(name: str, cpus: str) -> TunableWritten:
     """Set the affinity of a kernel thread, `tid:start`, and read it back.
 
@@ -205,7 +209,7 @@ def move_kernel_thread(name: str, cpus: str) -> TunableWritten:
     """
     tid, _, start = name.partition(":")
     try:
-        wanted = _numbers(cpus)
+        wanted = numbers_in(cpus)
         fd = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _check_kernel_thread(fd, start)
@@ -225,21 +229,12 @@ def move_kernel_thread(name: str, cpus: str) -> TunableWritten:
 
 def _check_kernel_thread(fd: int, start: str) -> None:
     """Raise OSError if a stat file is not that of this kernel thread (proc_pid_stat(5))."""
-    fields = os.pread(fd, _STAT_BYTES, 0).rpartition(b")")[2].split()
+    fields = stat_fields(fd)
     if fields[19].decode() != start:
         raise ProcessLookupError(ESRCH, "another thread has its number")
     flags = int(fields[6])
     if int(fields[1]) != _KTHREADD or not flags & _PF_KTHREAD or flags & _PF_NO_SETAFFINITY:
         raise PermissionError(EPERM, "not a kernel thread that may be moved")
-
-
-def _numbers(cpus: str) -> set[int]:
-    """Return the CPUs of a list; ValueError for one with a range of no sense."""
-    found: set[int] = set()
-    for part in cpus.split(","):
-        first, dash, last = part.partition("-")
-        found |= set(range(int(first), int(last if dash else first) + 1))
-    return found
 
 
 def ask_irqbalance(pid: int, banned: str | None, folder: str = _IRQBALANCE) -> socket.socket:
@@ -286,37 +281,20 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
 _MONITORING: Final = "mon_groups"
 
 
-class Files(Protocol):
-    """The three things that are done to resctrl's files; each raises OSError."""
+class KernelFiles:
+    """What is done to resctrl's files; each raises OSError."""
 
     def mkdir(self, path: str) -> None:
         """Make a group."""
-
-    def rmdir(self, path: str) -> None:
-        """Remove a group; its threads go back to the one around it."""
-
-    def write(self, path: str, text: str) -> None:
-        """Write in one call."""
-
-
-class KernelFiles:
-    """The kernel's own."""
-
-    def mkdir(self, path: str) -> None:
-        """See Files."""
         os.mkdir(path)
 
     def rmdir(self, path: str) -> None:
-        """See Files."""
+        """Remove a group; its threads go back to the one around it."""
         os.rmdir(path)
 
     def write(self, path: str, text: str) -> None:
-        """See Files."""
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+        """Write in one call."""
+        _put(path, text)
 
 
 class ResctrlGroups:
@@ -326,7 +304,7 @@ class ResctrlGroups:
         self,
         classes: Mapping[str, str],
         root: str = ROOT,
-        files: Files | None = None,
+        files: KernelFiles | None = None,
         proc: str = "/proc",
     ) -> None:
         self._classes = classes
