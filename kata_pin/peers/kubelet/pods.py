@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,15 +16,16 @@ from msgspec import Struct
 from kata_pin.base.allocation import ANNOTATIONS, PodSpec
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError, StateError
-from kata_pin.base.json_text import Fields, check_bounds, is_name, load_fields
+from kata_pin.base.json_text import check_bounds, is_name, load_fields
 from kata_pin.peers.cri import CallRefused, GrpcSocket, SocketUnusable
-from kata_pin.peers.http import DEADLINE_S as HTTP_DEADLINE_S
 from kata_pin.peers.http import Hints, HttpAnswer, HttpClient
 from kata_pin.peers.proto import kubelet_pb2
 from kata_pin.peers.ttrpc import parsed
 from kata_pin.rights.calls import DIRECT, Calls
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 # What the kubelet's list of pods says about CPUs (`/pods`, a v1.PodList).
@@ -88,12 +89,16 @@ def parse_pods(data: bytes | bytearray) -> Pods:
     items = whole.items or []
     if len(items) > MAX_PODS:
         raise ParseError(f"more than {MAX_PODS} entries", source=f"{_SOURCE}: items")
+    return _each(items, _pod, f"{_SOURCE}: items[{{}}]")
+
+
+def _each(pods: Iterable[T], read: Callable[[T, str], tuple[str, PodSpec]], source: str) -> Pods:
+    """Return the pods that can be read; `source` names one by its number."""
     found: dict[str, PodSpec] = {}
     problems: list[ParseError] = []
-    for number, item in enumerate(items):
-        source = f"{_SOURCE}: items[{number}]"
+    for number, pod in enumerate(pods):
         try:
-            uid, spec = _pod(load_fields(bytes(item), source=source, limit=MAX_POD_BYTES))
+            uid, spec = read(pod, source.format(number))
         except ParseError as error:
             problems.append(error)
         else:
@@ -101,7 +106,8 @@ def parse_pods(data: bytes | bytearray) -> Pods:
     return Pods(found, tuple(problems))
 
 
-def _pod(item: Fields) -> tuple[str, PodSpec]:
+def _pod(data: msgspec.Raw, source: str) -> tuple[str, PodSpec]:
+    item = load_fields(bytes(data), source=source, limit=MAX_POD_BYTES)
     metadata, spec = item.fields("metadata").need("uid"), item.fields("spec")
     uid = metadata.text("uid")
     if not is_name(uid):
@@ -136,16 +142,7 @@ def parse_listed_pods(data: bytes) -> Pods:
     listed = parsed(kubelet_pb2.ListPodsResponse(), data, _PODS).pods
     if len(listed) > MAX_PODS:
         raise ParseError(f"more than {MAX_PODS} pods", source=_PODS)
-    found: dict[str, PodSpec] = {}
-    problems: list[ParseError] = []
-    for number, pod in enumerate(listed):
-        try:
-            uid, spec = _api_pod(pod, f"{_PODS}: pod {number}")
-        except ParseError as error:
-            problems.append(error)
-        else:
-            found[uid] = spec
-    return Pods(found, tuple(problems))
+    return _each(listed, _api_pod, f"{_PODS}: pod {{}}")
 
 
 def _api_pod(data: bytes, source: str) -> tuple[str, PodSpec]:
@@ -207,8 +204,6 @@ def _cpus(ids: Iterable[int]) -> CpuSet:
 #
 # A long list hardly delays the event loop: 600 pods of 50 KiB by 23 ms at most, in 0.4 s.
 
-THREAD: Final = "pod list"  # the thread's name
-
 _HINTS: Final = {
     http.client.UNAUTHORIZED: "its token or client certificate is not accepted, or has expired",
     http.client.FORBIDDEN: "it needs `get` on nodes/pods, before Kubernetes 1.33 on nodes/proxy",
@@ -225,34 +220,17 @@ Specs = Mapping[str, PodSpec]
 
 
 @dataclass
-class PodList:
-    """Where to ask: `url` with its path; the other fields are those of HttpClient."""
+class PodList(HttpClient):
+    """Where to ask: `url` with its path."""
 
-    url: str
-    token: str = ""
-    ca: str = ""
-    name: str = ""
-    certificate: str = ""
-    deadline_s: float = HTTP_DEADLINE_S
-
-    def __post_init__(self) -> None:
-        """Make the client, which knows of a request that has not ended."""
-        self.client = HttpClient(
-            self.url,
-            token=self.token,
-            ca=self.ca,
-            name=self.name,
-            certificate=self.certificate,
-            deadline_s=self.deadline_s,
-            most=MAX_BYTES,
-            hints=_TLS,
-            thread=THREAD,
-            name_setting="alloc.pods_name",
-        )
+    most: int = MAX_BYTES
+    hints: Hints = _TLS
+    thread: str = "pod list"
+    name_setting: str = "alloc.pods_name"
 
     async def read(self) -> Specs:
         """Return what is listed of each pod; raises StateError with the reason."""
-        return await self.client.ask("GET", self._path(), self._specs)
+        return await self.ask("GET", self._path(), self._specs)
 
     def _path(self) -> str:
         try:

@@ -18,7 +18,7 @@ import pytest
 from kata_pin.base.allocation import PodSpec
 from kata_pin.base.errors import StateError
 from kata_pin.peers.http import DEADLINE_S, HttpClient
-from kata_pin.peers.kubelet.pods import THREAD, PodList
+from kata_pin.peers.kubelet.pods import PodList
 from tests.support.certificates import certificate
 from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
 
@@ -120,7 +120,7 @@ async def test_headers_that_drip(kubelet: Kubelet) -> None:
 
 def readers() -> list[threading.Thread]:
     """Return the threads that ask."""
-    return [one for one in threading.enumerate() if one.name == THREAD]
+    return [one for one in threading.enumerate() if one.name == PodList.thread]
 
 
 async def test_a_list_without_end(kubelet: Kubelet) -> None:
