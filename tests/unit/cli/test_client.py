@@ -1,5 +1,6 @@
 """Where documents come from: sockets that answer, refuse, stall or are not there."""
 
+import json
 import os
 import socket
 import subprocess
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.config.table import sample
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.document import Daemon
-from kata_pin.base.errors import DaemonError, RemoteProtocolError
+from kata_pin.base.errors import ConfigError, DaemonError, RemoteProtocolError
 from kata_pin.cli.client import Provider
 from kata_pin.cli.options import Session
+from kata_pin.cli.runtime_dir import RUNTIME_DIR
 from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask
 from tests.support.commandline import run
@@ -257,3 +260,85 @@ def test_work_without_the_daemon_does_not_log_to_the_terminal(tmp_path: Path) ->
             capture_output=True, text=True, check=True, timeout=30,
         )  # fmt: skip
         assert ("told" in done.stderr) is told
+
+
+def test_check_says_when_it_could_not_tell(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that this user cannot see: status 4, never "ok"."""
+    config = str(serve({"state": lambda _: docs.state(docs.database())}))
+    with monkeypatch.context() as patched:
+        patched.setattr("kata_pin.cli.reports.who.why_hidden", lambda: "hidden from this user")
+        assert run(["check", "--json", "--config", config]) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["verdict"], told["unknown"]) == (
+        False, "unknown", ["hidden from this user"],
+    )  # fmt: skip
+
+
+def test_unexpected_errors_are_told_without_a_traceback(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug is one line that asks for --debug; --debug shows the traceback."""
+    monkeypatch.setattr("kata_pin.cli.render.show.overview", lambda *_: next(iter(())))
+    config = str(serve({"state": lambda _: docs.state()}))
+    assert run(["show", "--config", config]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kata-pin: unexpected StopIteration: ")
+    assert "Traceback" not in error
+    assert run(["--debug", "show", "--config", config]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_page_is_only_replaced_by_a_whole_one(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of `prove --html` keeps the former page."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kata_pin.cli.reports.prove.prove", interrupted)
+    page = tmp_path / "page.html"
+    page.write_text("the former one")
+    config = str(serve({"state": lambda _: docs.state()}))
+    assert run(["prove", "--html", str(page), "--config", config]) == 130
+    assert page.read_text() == "the former one"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("version: 1\nruntime_dir: /run/a  # here\n", "/run/a"),
+        ("version: 1\nruntime_dir: '/run/b c'\n", "/run/b c"),
+        ("{version: 1, runtime_dir: /run/c}\n", "/run/c"),
+        ("version: 1\n# runtime_dir: /run/d\n", RUNTIME_DIR),
+        ("version: 1\nruntime_dir: /run/e#1\n", "/run/e#1"),
+        ("version: 1\n", RUNTIME_DIR),
+    ],
+)
+def test_the_runtime_directory_is_found_without_yaml_where_possible(
+    tmp_path: Path, text: str, found: str
+) -> None:
+    """Any correct file gives the same as the whole configuration."""
+    file = tmp_path / "k.yaml"
+    file.write_text(text)
+    session = Session(str(file))
+    assert session.runtime_dir == session.config.runtime_dir == found
+
+
+def test_a_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Nobody writes to it, so opening it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        _ = Session(str(tmp_path / "pipe")).runtime_dir
+
+
+def test_the_sample_file_is_not_read_as_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`install` writes it: all of its lines on the runtime directory are comments."""
+    file = tmp_path / "k.yaml"
+    file.write_text(sample())
+    monkeypatch.delattr(Session, "config")
+    assert Session(str(file)).runtime_dir == RUNTIME_DIR

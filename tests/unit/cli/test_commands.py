@@ -16,7 +16,6 @@ from kata_pin.base.documents.state import State
 from kata_pin.base.errors import DaemonError, KataPinError
 from kata_pin.base.json_text import Fields
 from kata_pin.cli.quick import COMMANDS
-from kata_pin.cli.reports import who
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
 from tests.unit.conftest import Serve, plain
@@ -132,20 +131,6 @@ def test_check_exits_3_on_drift(
     assert told["ok"] is (status == 0)
     kinds = {"drift", "other-writer"} if status else set()
     assert {f["kind"] for f in told["findings"] if f["fails"]} == kinds
-
-
-def test_check_says_when_it_could_not_tell(
-    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes that this user cannot see: status 4, never "ok"."""
-    config = str(serve(_state(CALM)))
-    with monkeypatch.context() as patched:
-        patched.setattr(who, "why_hidden", lambda: "hidden from this user")
-        assert run(["check", "--json", "--config", config]) == 4
-    told = _json(capsys)
-    assert (told["ok"], told["verdict"], told["unknown"]) == (
-        False, "unknown", ["hidden from this user"],
-    )  # fmt: skip
 
 
 def test_check_says_when_the_daemon_refused(
@@ -486,20 +471,6 @@ def test_who_without_cpus_is_about_exclusive_ones(
     assert run(["who", "", "--config", config]) == 2
 
 
-def test_unexpected_errors_are_told_without_a_traceback(
-    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bug is one line that asks for --debug; --debug shows the traceback."""
-    monkeypatch.setattr("kata_pin.cli.render.show.overview", lambda *_: next(iter(())))
-    config = str(serve(_state()))
-    assert run(["show", "--config", config]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("kata-pin: unexpected StopIteration: ")
-    assert "Traceback" not in error
-    assert run(["--debug", "show", "--config", config]) == 1
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_summaries_agree_with_the_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What --help lists without importing is the first line of each command's own help."""
@@ -512,22 +483,6 @@ def test_exit_statuses_are_those_of_the_error_tree() -> None:
     """Documented statuses and classes agree."""
     assert KataPinError("x").exit_code == 1
     assert DaemonError("x").exit_code == 1
-
-
-def test_a_page_is_only_replaced_by_a_whole_one(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C in the middle of `prove --html` keeps the former page."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kata_pin.cli.reports.prove.prove", interrupted)
-    page = tmp_path / "page.html"
-    page.write_text("the former one")
-    config = str(serve(_state()))
-    assert run(["prove", "--html", str(page), "--config", config]) == 130
-    assert page.read_text() == "the former one"
 
 
 def test_a_page_that_cannot_be_written_fails_before_the_measurement(

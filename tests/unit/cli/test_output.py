@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.config.table import sample
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import NodeEvent, NodeEventKind
 from kata_pin.base.documents.state import State
-from kata_pin.base.errors import ConfigError
-from kata_pin.cli.options import Session
 from kata_pin.cli.render import reports
 from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.cli.runtime_dir import DEFAULT_FILE, RUNTIME_DIR
@@ -210,55 +207,6 @@ def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
     assert "kata_pin.cli.main" in done.stderr
     assert "psutil" not in done.stderr
     assert "pyroute2" not in done.stderr
-
-
-def test_completion_after_a_typo_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A key pressed in the shell prints no usage error, only words."""
-    monkeypatch.setenv("_KATA_PIN_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", "kata-pin sohw do")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    assert run([]) == 0
-    assert capsys.readouterr() == ("plain,doctor\n", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("version: 1\nruntime_dir: /run/a  # here\n", "/run/a"),
-        ("version: 1\nruntime_dir: '/run/b c'\n", "/run/b c"),
-        ("{version: 1, runtime_dir: /run/c}\n", "/run/c"),
-        ("version: 1\n# runtime_dir: /run/d\n", RUNTIME_DIR),
-        ("version: 1\nruntime_dir: /run/e#1\n", "/run/e#1"),
-        ("version: 1\n", RUNTIME_DIR),
-    ],
-)
-def test_the_runtime_directory_is_found_without_yaml_where_possible(
-    tmp_path: Path, text: str, found: str
-) -> None:
-    """Any correct file gives the same as the whole configuration."""
-    file = tmp_path / "k.yaml"
-    file.write_text(text)
-    session = Session(str(file))
-    assert session.runtime_dir == session.config.runtime_dir == found
-
-
-def test_a_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    """Nobody writes to it, so opening it would wait for ever."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="not a regular file"):
-        _ = Session(str(tmp_path / "pipe")).runtime_dir
-
-
-def test_the_sample_file_is_not_read_as_yaml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`install` writes it: all of its lines on the runtime directory are comments."""
-    file = tmp_path / "k.yaml"
-    file.write_text(sample())
-    monkeypatch.delattr(Session, "config")
-    assert Session(str(file)).runtime_dir == RUNTIME_DIR
 
 
 def test_defaults_are_those_of_the_configuration() -> None:

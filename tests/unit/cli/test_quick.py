@@ -134,3 +134,14 @@ def test_an_output_that_fails_ends_as_with_click(output: str) -> None:
         ended.append(done.stderr)
     assert ended[0] == ended[1]
     assert "Traceback" not in ended[0]
+
+
+def test_completion_after_a_typo_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key pressed in the shell prints no usage error, only words."""
+    monkeypatch.setenv("_KATA_PIN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "kata-pin sohw do")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert run([]) == 0
+    assert capsys.readouterr() == ("plain,doctor\n", "")
