@@ -89,10 +89,12 @@ def parse_pods(data: bytes | bytearray) -> Pods:
     items = whole.items or []
     if len(items) > MAX_PODS:
         raise ParseError(f"more than {MAX_PODS} entries", source=f"{_SOURCE}: items")
-    return _each(items, _pod, f"{_SOURCE}: items[{{}}]")
+    return _read_each(items, _pod, f"{_SOURCE}: items[{{}}]")
 
 
-def _each(pods: Iterable[T], read: Callable[[T, str], tuple[str, PodSpec]], source: str) -> Pods:
+def _read_each(
+    pods: Iterable[T], read: Callable[[T, str], tuple[str, PodSpec]], source: str
+) -> Pods:
     """Return the pods that can be read; `source` names one by its number."""
     found: dict[str, PodSpec] = {}
     problems: list[ParseError] = []
@@ -142,7 +144,7 @@ def parse_listed_pods(data: bytes) -> Pods:
     listed = parsed(kubelet_pb2.ListPodsResponse(), data, _PODS).pods
     if len(listed) > MAX_PODS:
         raise ParseError(f"more than {MAX_PODS} pods", source=_PODS)
-    return _each(listed, _api_pod, f"{_PODS}: pod {{}}")
+    return _read_each(listed, _api_pod, f"{_PODS}: pod {{}}")
 
 
 def _api_pod(data: bytes, source: str) -> tuple[str, PodSpec]:
