@@ -247,32 +247,23 @@ _LASTING: Final = frozenset({RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.N
 """Sources that name a vCPU that is hotplugged later, too."""
 
 
-class _Claim(Struct, frozen=True):
-    """What one source reports about one thread."""
+def _words(claim: Role) -> str:
+    what = claim.role.value
+    if claim.role is ThreadRole.VCPU:
+        what += f" {claim.vcpu}" if claim.vcpu is not None else f" with KVM id {claim.apic_id}"
+    return f"{claim.source.value} reports {what}"
 
-    source: RoleSource
-    role: ThreadRole
-    vcpu: int | None = None
-    apic_id: int | None = None
-    iothread: str = ""
 
-    @property
-    def text(self) -> str:
-        what = self.role.value
-        if self.role is ThreadRole.VCPU:
-            what += f" {self.vcpu}" if self.vcpu is not None else f" with KVM id {self.apic_id}"
-        return f"{self.source.value} reports {what}"
-
-    def contradicts(self, other: _Claim) -> bool:
-        if self.role is not other.role:
-            return True
-        unknown = self.vcpu is None or other.vcpu is None
-        return self.role is ThreadRole.VCPU and not unknown and self.vcpu != other.vcpu
+def _contradict(one: Role, other: Role) -> bool:
+    if one.role is not other.role:
+        return True
+    unknown = one.vcpu is None or other.vcpu is None
+    return one.role is ThreadRole.VCPU and not unknown and one.vcpu != other.vcpu
 
 
 @dataclass
 class _Evidence:
-    """What all sources report: claims by thread, best source first, in whichever order they come.
+    """What all sources report: roles by thread, best source first, in whichever order they come.
 
     `known` are the vCPU threads, from now or an earlier examination, with their cpu-index.
     """
@@ -283,9 +274,9 @@ class _Evidence:
     tasks: Sequence[Task]
     machine: str
     known: dict[ThreadKey, int]
-    claims: dict[ThreadKey, list[_Claim]] = dataclasses_field(default_factory=dict)
+    claims: dict[ThreadKey, list[Role]] = dataclasses_field(default_factory=dict)
 
-    def add(self, key: ThreadKey, claim: _Claim) -> None:
+    def add(self, key: ThreadKey, claim: Role) -> None:
         claims = self.claims.setdefault(key, [])
         claims.append(claim)
         claims.sort(key=lambda one: RANK[one.source])
@@ -293,7 +284,7 @@ class _Evidence:
             self.known[key] = claim.vcpu
 
     def add_named(self, key: ThreadKey, source: RoleSource, named: NamedRole) -> None:
-        self.add(key, _Claim(source, named.role, named.vcpu, iothread=named.iothread))
+        self.add(key, Role(named.role, source, named.vcpu, iothread=named.iothread))
 
     def add_vcpu(self, key: ThreadKey, source: RoleSource, kvm_id: int) -> None:
         """Add a vCPU by KVM's number for it: the APIC id on x86."""
@@ -302,8 +293,7 @@ class _Evidence:
         if x86 and self.kind.kvm_ids is not KvmIds.INDEX:
             by_smp = self.kind.kvm_ids is KvmIds.SMP
             index = qemu.cpu_index(self.vmm.guest, kvm_id) if by_smp else None
-        claim = _Claim(source, ThreadRole.VCPU, vcpu=index, apic_id=kvm_id if x86 else None)
-        self.add(key, claim)
+        self.add(key, Role(ThreadRole.VCPU, source, index, kvm_id if x86 else None))
 
     @property
     def missing(self) -> set[int]:
@@ -388,19 +378,18 @@ def _recall(evidence: _Evidence, cache: RoleCache, asked: Collection[Task]) -> N
     for task in evidence.tasks:
         role = cache.get(task.key)
         if role is not None and role.source in _KNOWN and task.key not in again:
-            known = _Claim(role.source, role.role, role.vcpu, role.apic_id, role.iothread)
-            evidence.add(task.key, known)
+            evidence.add(task.key, role)
 
 
 def _ask_qmp(evidence: _Evidence, cache: RoleCache, alive: Collection[ThreadKey]) -> None:
     for key, index in cache.qmp_vcpus.items():
         if key in alive:
-            evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.VCPU, vcpu=index))
+            evidence.add(key, Role(ThreadRole.VCPU, RoleSource.QMP, index))
     for key, name in cache.qmp_iothreads.items():
         if key in alive:
-            evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.IOTHREAD, iothread=name))
+            evidence.add(key, Role(ThreadRole.IOTHREAD, RoleSource.QMP, iothread=name))
     for key in cache.qmp_others.intersection(alive):
-        evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.EMULATOR))
+        evidence.add(key, Role(ThreadRole.EMULATOR, RoleSource.QMP))
 
 
 def _ask_descriptors(
@@ -487,7 +476,7 @@ def _ask_flags(evidence: _Evidence, cache: RoleCache) -> None:
             role = ThreadRole.KVM
         else:
             role = ThreadRole.EMULATOR  # io_uring and whatever comes
-        evidence.add(task.key, _Claim(RoleSource.FLAGS, role))
+        evidence.add(task.key, Role(role, RoleSource.FLAGS))
 
 
 def _decide(evidence: _Evidence) -> dict[ThreadKey, Role]:
@@ -504,9 +493,9 @@ def _decide(evidence: _Evidence) -> dict[ThreadKey, Role]:
     return roles
 
 
-def _role(claims: Sequence[_Claim]) -> Role:
+def _role(claims: Sequence[Role]) -> Role:
     first = claims[0]
-    against = [claim for claim in claims[1:] if claim.contradicts(first)]
+    against = [claim for claim in claims[1:] if _contradict(claim, first)]
     vcpu = next((claim.vcpu for claim in claims if claim.vcpu is not None), None)
     return Role(
         role=first.role,
@@ -514,7 +503,7 @@ def _role(claims: Sequence[_Claim]) -> Role:
         vcpu=vcpu if first.role is ThreadRole.VCPU else None,
         apic_id=next((claim.apic_id for claim in claims if claim.apic_id is not None), None),
         iothread=next((claim.iothread for claim in claims if claim.iothread), ""),
-        conflict=", ".join(claim.text for claim in (first, *against)) if against else "",
+        conflict=", ".join(map(_words, (first, *against))) if against else "",
     )
 
 
