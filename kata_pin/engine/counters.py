@@ -94,6 +94,7 @@ class Counters(Observer):
         self.drifts: Counter[DriftKind] = Counter(dict.fromkeys(DriftKind, 0))
         self.errors: Counter[tuple[str, str]] = Counter()
         self.overruns = 0
+        """How often the kernel dropped events."""
         self.audited_at: float | None = None
         """Unix time of the last audit's end, None before the first."""
 
@@ -117,14 +118,6 @@ class Counters(Observer):
     def hook(self, stamp_ns: int) -> None:
         """Count a hook that was answered; it read CLOCK_BOOTTIME before it connected."""
         self.hooks.observe((time.clock_gettime_ns(time.CLOCK_BOOTTIME) - stamp_ns) / 1e9)
-
-    def overrun(self) -> None:
-        """Count events that the kernel dropped."""
-        self.overruns += 1
-
-    def audited(self) -> None:
-        """Note that an audit has ended."""
-        self.audited_at = time.time()
 
 
 Reading = float | Mapping[Any, float] | Histogram

@@ -52,10 +52,8 @@ class NodeWatch:
         self._claims: Mapping[str, CpuSet] | None = None
         self._claims_problem = ""
         self._seen: tuple[CpuSet, CpuSet, KubeletState | None, Mapping[str, CpuSet]] | None = None
-        self._facts: object = None
         self._last: Node | None = None
-        """The same object while `_facts` are the same: every sandbox keeps the one it was decided
-        by."""
+        """The same object while it is equal: every sandbox keeps the one it was decided by."""
         self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
 
     @property
@@ -75,18 +73,16 @@ class NodeWatch:
     def current(self) -> Node:
         """Return the node as it is now; raises HostError when sysfs cannot be read at all."""
         topology = self._current_topology()
-        mask = self._release_mask(topology)
-        facts = (topology, self.config, self.kubelet, self.claims, mask, self.live_threads)
-        if self._last is None or facts != self._facts:
-            self._facts = facts
-            self._last = Node(
-                topology=topology,
-                settings=self.config.placement,
-                kubelet=facts[2],
-                claims=facts[3],
-                release_mask=mask,
-                live_threads=self.live_threads,
-            )
+        node = Node(
+            topology=topology,
+            settings=self.config.placement,
+            kubelet=self.kubelet,
+            claims=self.claims,
+            release_mask=self._release_mask(topology),
+            live_threads=self.live_threads,
+        )
+        if node != self._last:
+            self._last = node
         return self._last
 
     @property
@@ -103,10 +99,6 @@ class NodeWatch:
         if self._cgroup_mounts is None:
             self._cgroup_mounts = cgroup_mounts(self._root)
         return self._cgroup_mounts
-
-    def set_live_threads(self, *, live: bool) -> None:
-        """Know from now on whether new threads are reported as they are born."""
-        self.live_threads = live
 
     def changed(self) -> bool:
         """Whether CPUs, the kubelet's state or DRA claims changed since the last call."""

@@ -89,10 +89,6 @@ class Engine(Struct, frozen=True):
     _granted: Allot = nothing_allotted
     _beside: Callable[[str, Node], CpuSet] = lambda _id, _node: EMPTY
 
-    def node(self) -> Node:
-        """Return the node's facts as of now."""
-        return self._node.current()
-
     def forget(self, sandbox_id: str) -> None:
         """Drop what is remembered of a sandbox that ended."""
         self.search.forget(sandbox_id)

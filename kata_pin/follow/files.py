@@ -179,8 +179,7 @@ class _Open:
         self.watches = watches
         self._places = {file: Folder(watches, path, _ENTRIES) for file, path in places.items()}
         self._kubelet = Folder(watches, folder, _WRITTEN)
-        self._claims = Folder(watches, claims, _WRITTEN)
-        self._of_node = (self._kubelet, self._claims)
+        self._of_node = (self._kubelet, Folder(watches, claims, _WRITTEN))
         self._known: dict[str, set[_State]] = {file: set() for file in places}
         self._cpusets = cpusets
         self._inodes: dict[str, int] = {}
@@ -210,16 +209,14 @@ class _Open:
                         changes.sandboxes.add(sandbox_id)
                 case _Cpuset(path):
                     changes.cpusets.update(self._cpusets.get(path, ()))
-                case Folder() as folder if folder is self._kubelet:
+                case Folder() as folder if folder in self._of_node:
                     moved = folder.moved(event)
                     if moved:
                         folder.arm()
-                    changes.kubelet |= moved or event.name == self._kubelet_name
-                case Folder() as folder if folder is self._claims:
-                    moved = folder.moved(event)
-                    if moved:
-                        folder.arm()
-                    changes.claims |= moved or event.name.endswith(".json")
+                    if folder is self._kubelet:
+                        changes.kubelet |= moved or event.name == self._kubelet_name
+                    else:
+                        changes.claims |= moved or event.name.endswith(".json")
                 case Folder() as folder:
                     changes.sandboxes |= self._entries(folder, event)
         return changes

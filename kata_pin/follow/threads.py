@@ -152,7 +152,7 @@ class ThreadEvents:
         else:
             log.warning("new threads are pinned only at the next audit: %s", why)
         if self._node.live_threads != live:
-            self._node.set_live_threads(live=live)
+            self._node.live_threads = live
             try:
                 self._pins.set_live_threads(live=live)
             except StateError as error:  # only needed by commands without a daemon
@@ -173,7 +173,7 @@ class ThreadEvents:
                 self._look()
                 self._mark_started(pid)
             case Overrun():
-                self._counters.overrun()
+                self._counters.overruns += 1
                 self._look()  # a VMM's start may be among them
                 self._sandboxes.mark_all("process events were lost")
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kata_pin.base.counters import (
     IDLE_TASK,
@@ -65,7 +66,7 @@ def judge(measured: Measured, owner: Owner, known: Known, max_foreign_percent: f
         slices += one.slices if kind in FOREIGN else 0
     judged = Judged(window, Verdict.UNPROVED, "", classes, ran, idle, slices)
     verdict, reason = _verdict(judged, max_foreign_percent)
-    return Judged(window, verdict, reason, classes, ran, idle, slices)
+    return replace(judged, verdict=verdict, reason=reason)
 
 
 def _verdict(judged: Judged, most_percent: float) -> tuple[Verdict, str]:

@@ -60,7 +60,7 @@ class AuditLoop:
                 deep_at = time.monotonic() + self._live.now.audit.deep_s
                 passed = await self.deep()
             if await self._all_of(self._each) and passed:
-                self._counters.audited()
+                self._counters.audited_at = time.time()
 
     async def deep(self) -> bool:
         """Run one deep audit, which finds what any lost event would have reported.

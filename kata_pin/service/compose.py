@@ -13,7 +13,6 @@ from kata_pin.engine.sandbox_cache import KataPinningReader
 from kata_pin.engine.sandboxes import Neighbours, Sandboxes
 from kata_pin.follow.reports import Adoption
 from kata_pin.guest.keeper import Agents
-from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot, read_text
 from kata_pin.linux.process import ProcessIndex, cgroups, exe, exe_paths, read_process
 from kata_pin.peers.kata import read_kata_configs
@@ -58,7 +57,6 @@ def compose(
         partial(exe_paths, root),
         facts.exe_file,
         partial(cgroups, root),
-        partial(why_not_roots, root),
     )
     files = read_kata_configs(config.paths.kata_configs)
     configured = (path for file in files for one in file.configs for path in one.binaries)

@@ -239,7 +239,11 @@ class Overview:
     def _all_facts(self, ids: Iterable[str]) -> Iterator[Steps[KnownSandbox]]:
         for memo in (self._seen, self._plans):
             memo.keep_only(self._core.sandboxes.ids)
-        node, released, now = self._core.engine.node(), self._core.pins.released(), time.monotonic()
+        node, released, now = (
+            self._core.node.current(),
+            self._core.pins.released(),
+            time.monotonic(),
+        )
         for sandbox_id in ids:
             cache = self._core.sandboxes.cache(sandbox_id)
             if cache is not None:  # it may have ended a moment ago
@@ -351,7 +355,7 @@ class Overview:
             sandbox,
             _elsewhere(cache.report, finish(self._moved(cache))).threads,
             placement,
-            self._core.engine.node(),
+            self._core.node.current(),
             guest=self._guests.lines(sandbox, cache.report),
             now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         )

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
@@ -458,13 +458,8 @@ class SlowFacts:
         self.drop(key)
         self._facts[key] = facts
         self._size += facts.size
-        for oldest in self._oldest():
-            self.drop(oldest)
-
-    def _oldest(self) -> Iterator[ProcessKey]:
-        """Yield what to drop until the rest is small enough."""
         while self._size > MAX_KEPT:
-            yield next(iter(self._facts))
+            self.drop(next(iter(self._facts)))  # the oldest
 
     def drop(self, key: ProcessKey) -> None:
         """Forget what was read of a process."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 from kata_pin.base.errors import HostError, NotRead, ParseError, reason_of
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.steps import Steps
+from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID, VmmCommand, parse_shim
 from kata_pin.vmm import checks
 from kata_pin.vmm.checks import DEFAULT_SHIMS, Allowlist, VmmAllowlist, VmmRefused
@@ -450,5 +451,5 @@ class Witnesses:
             return ["no cgroup is named after the sandbox"]
         if not checks.is_roots(self.host.root, status):
             return ["its cgroup does not count because it does not run as root"]
-        doubts = {self.host.why_not_roots(entry) for entry in entries}
+        doubts = {why_not_roots(self.host.root, entry) for entry in entries}
         return [""] if "" in doubts else sorted(doubts)

@@ -15,7 +15,7 @@ from kata_pin.base.sandbox import Process
 from kata_pin.base.values import ContainerState
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.owned_files import FileRefused, read_below
-from kata_pin.linux.proc import CgroupEntry, Cgroups, ExeFile
+from kata_pin.linux.proc import Cgroups, ExeFile
 from kata_pin.linux.process import ProcessIndex
 from kata_pin.peers.kata import PersistedSandbox, container_state, parse_persist, parse_rs_state
 from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID
@@ -31,8 +31,7 @@ class HostAccess(Struct, frozen=True):
 
     `cmdline` and `exe_file` may be answered from what was read before, because
     reading them can take for ever; they raise NotRead where that is not there. `exe_paths` returns
-    the paths of several processes at once, empty where `exe` has none. `why_not_roots` returns why
-    somebody else than root may have put a process into a cgroup, empty for nobody.
+    the paths of several processes at once, empty where `exe` has none.
     """
 
     root: HostRoot
@@ -43,7 +42,6 @@ class HostAccess(Struct, frozen=True):
     exe_paths: Callable[[Sequence[int]], Sequence[str]]
     exe_file: Callable[[int], ExeFile]
     cgroups: Callable[[int], Cgroups]
-    why_not_roots: Callable[[CgroupEntry], str]
 
 
 # What Kata left on disk about a sandbox: the pid file, persist.json, state.json.

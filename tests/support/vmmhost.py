@@ -14,7 +14,7 @@ from typing import cast
 
 from kata_pin.base.sandbox import Task
 from kata_pin.engine.observe import Survey
-from kata_pin.linux.cgroups import CpusetReader, why_not_roots
+from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.process import (
     ProcessIndex,
@@ -69,7 +69,6 @@ def facts(root: HostRoot, index: ProcessIndex | None = None) -> HostAccess:
         partial(exe_paths, root),
         partial(exe_file, root),
         partial(cgroups, root),
-        partial(why_not_roots, root),
     )
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +16,6 @@ from kata_pin.base.errors import NotRead, TaskGone, VmmError
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.steps import finish
 from kata_pin.base.values import KataRuntime
-from kata_pin.linux.cgroups import why_not_roots
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import Cgroups, ExeFile, parse_cgroup
 from kata_pin.linux.process import ProcessIndex
@@ -72,7 +70,6 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
         lambda pids: [path for _ in pids],
         lambda _: file,
         cgroups,
-        partial(why_not_roots, root),
     )
 
 
