@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from enum import Enum
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -165,7 +166,12 @@ def comments(cls: type) -> dict[str, str]:
     """Return what the `#:` comments say of the fields of a dataclass."""
     found: dict[str, str] = {}
     pending: list[str] = []
-    for line in inspect.getsource(cls).splitlines():
+    lines = chain.from_iterable(
+        inspect.getsource(one).splitlines()
+        for one in reversed(cls.__mro__)
+        if one.__module__.startswith("kata_pin.")
+    )
+    for line in lines:
         code, mark, comment = line.partition("#:")
         if mark and not code.strip():
             pending.append(comment.strip())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kata_pin.base.documents.document import VERSION, Cpus, Daemon, Note, RefusedReload
+from kata_pin.base.documents.document import VERSION, Cpus, Daemon, Document, Note, RefusedReload
 from kata_pin.base.documents.pools import KeptCpuset
 from kata_pin.base.documents.state import Guest
 from kata_pin.base.values import ChangeState, Outcome, SandboxState
@@ -40,10 +40,9 @@ class BoundSandbox(Struct, frozen=True):
     threads: tuple[BoundThread, ...]  #: one object per thread
 
 
-class BindDocument(Struct, frozen=True, kw_only=True):
+class BindDocument(Document, frozen=True, kw_only=True):
     """Printed by `bind`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "bind"  #: kind of the document
     dry_run: bool  #: whether nothing was set
     sandboxes: tuple[BoundSandbox, ...]  #: one object per sandbox
@@ -82,10 +81,9 @@ class AppliedSandbox(Struct, frozen=True):
     notes: tuple[Note, ...]  #: what the operator should know
 
 
-class Applied(Struct, frozen=True, kw_only=True):
+class Applied(Document, frozen=True, kw_only=True):
     """Printed by `pin` and `unpin`; also the daemon's answer to `reconcile` and `release`."""
 
-    version: int = VERSION  #: version of the document
     kind: AppliedKind  #: what was asked for
     sandboxes: tuple[AppliedSandbox, ...]  #: one object per sandbox
     #: containers that keep a cpuset of the allocator, after `release` (uninstall) only
@@ -99,10 +97,9 @@ class Applied(Struct, frozen=True, kw_only=True):
 # The explain document: why a sandbox's threads are where they are.
 
 
-class Explanation(Struct, frozen=True, kw_only=True):
+class Explanation(Document, frozen=True, kw_only=True):
     """Printed by `explain`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "explain"  #: kind of the document
     sandbox: str  #: sandbox id
     lines: tuple[str, ...]  #: text for people: section titles, and indented lines below them
@@ -163,10 +160,9 @@ class NodeEvent(Struct, frozen=True):
     text: str  #: what happened, as logged
 
 
-class HistoryDocument(Struct, frozen=True, kw_only=True):
+class HistoryDocument(Document, frozen=True, kw_only=True):
     """Printed by `history`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "history"  #: kind of the document
     time: str  #: when it was made
     changes: tuple[Change, ...]  #: one object per change, newest last
@@ -186,10 +182,9 @@ class MapSandbox(Struct, frozen=True):
     guest: Guest | None  #: the map to guest CPUs; null: no VMM
 
 
-class MapDocument(Struct, frozen=True, kw_only=True):
+class MapDocument(Document, frozen=True, kw_only=True):
     """Printed by `map`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "map"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
@@ -199,10 +194,9 @@ class MapDocument(Struct, frozen=True, kw_only=True):
 # The metrics document: the daemon's metrics as Prometheus reads them.
 
 
-class MetricsDocument(Struct, frozen=True, kw_only=True):
+class MetricsDocument(Document, frozen=True, kw_only=True):
     """Printed by `metrics`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "metrics"  #: kind of the document
     address: str  #: where they were read: `unix:` and a path, or a URL
     text: str  #: the metrics in Prometheus' text format
@@ -218,10 +212,9 @@ class SandboxName(Struct, frozen=True):
     pod: str  #: `namespace/name`; the id if no pod is known
 
 
-class Names(Struct, frozen=True, kw_only=True):
+class Names(Document, frozen=True, kw_only=True):
     """The daemon's answer to `names`; no command prints it."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "names"  #: kind of the document
     sandboxes: tuple[SandboxName, ...]  #: one object per sandbox
 
@@ -229,18 +222,16 @@ class Names(Struct, frozen=True, kw_only=True):
 # Small documents of commands that write files or settings, and errors.
 
 
-class PolicyDocument(Struct, frozen=True, kw_only=True):
+class PolicyDocument(Document, frozen=True, kw_only=True):
     """Printed by `policy set`, `policy unset` and `policy get`."""
 
-    version: int = VERSION  #: version of the document
     overrides: dict[str, str]  #: the class of each pod, by `namespace/name` or sandbox id
     kind: str = "policy"
 
 
-class ConfigDocument(Struct, frozen=True, kw_only=True):
+class ConfigDocument(Document, frozen=True, kw_only=True):
     """Printed by `config show`."""
 
-    version: int = VERSION  #: version of the document
     settings: dict[str, Any]  #: every setting as in a file; cpu lists and words are text
     running: bool  #: true: as the daemon has them; false: as the file has them
     refused: RefusedReload | None  #: the daemon's newest reload, if it was refused
@@ -256,10 +247,9 @@ class ConfigProblem(Struct, frozen=True):
     hint: str = ""  #: what may help
 
 
-class ConfigCheckDocument(Struct, frozen=True, kw_only=True):
+class ConfigCheckDocument(Document, frozen=True, kw_only=True):
     """Printed by `config check`; a file that cannot be read is an `error`."""
 
-    version: int = VERSION  #: version of the document
     file: str  #: the file that was read
     ok: bool  #: false: the exit status is 78
     problems: tuple[ConfigProblem, ...]  #: one object per error
@@ -284,10 +274,9 @@ class FilesDocument(Struct, frozen=True):
     version: int = VERSION
 
 
-class ErrorDocument(Struct, frozen=True, kw_only=True):
+class ErrorDocument(Document, frozen=True, kw_only=True):
     """Printed instead of another document when a command fails; the same is on stderr."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "error"  #: kind of the document
     error: str  #: what failed
     hint: str  #: what may help

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from kata_pin.base.documents.document import VERSION, Cpus, Daemon
+from kata_pin.base.documents.document import Cpus, Daemon, Document
 from kata_pin.base.documents.measured import HostProcess, RanTask
 from kata_pin.base.values import CheckVerdict
 
@@ -196,10 +196,9 @@ class Finding(Struct, frozen=True):
     command: str = ""  #: a command that does; empty: there is none
 
 
-class CheckDocument(Struct, frozen=True, kw_only=True):
+class CheckDocument(Document, frozen=True, kw_only=True):
     """Printed by `check`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "check"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
@@ -214,9 +213,8 @@ class CheckDocument(Struct, frozen=True, kw_only=True):
     measured: Measurement | None = None  #: how; null: nothing is exclusive, or it was not measured
 
 
-class Findings(Struct, frozen=True, kw_only=True):
+class Findings(Document, frozen=True, kw_only=True):
     """The daemon's answer to `findings`: those that options bring; no command prints it."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "findings"  #: kind of the document
     findings: tuple[Finding, ...]  #: what was found

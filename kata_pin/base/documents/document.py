@@ -23,6 +23,12 @@ Cpus = Annotated[str, "cpus"]
 """A Linux cpu list such as `0-3,8`; empty: no CPU."""
 
 
+class Document(Struct, frozen=True, kw_only=True):
+    """What every document begins with."""
+
+    version: int = VERSION  #: version of the document
+
+
 class Note(Struct, frozen=True):
     """Something the operator should know."""
 

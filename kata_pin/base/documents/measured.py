@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kata_pin.base.documents.document import VERSION, Cpus, Daemon, Note
+from kata_pin.base.documents.document import Cpus, Daemon, Document, Note
 from kata_pin.base.documents.state import Memory
 from kata_pin.base.values import (
     Method,
@@ -110,10 +110,9 @@ class Missing(Struct, frozen=True):
     reason: str  #: why
 
 
-class TopDocument(Struct, frozen=True, kw_only=True):
+class TopDocument(Document, frozen=True, kw_only=True):
     """Printed by `top`, one line per sample with `--json`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "top"  #: kind of the document
     time: str  #: when the second sample was taken
     daemon: Daemon  #: whether the daemon named the sandboxes
@@ -202,10 +201,9 @@ class WhoPcpu(Struct, frozen=True):
     busy_percent: float | None = None  #: share of 0.2 s in which it was busy; null: offline
 
 
-class WhoDocument(Struct, frozen=True, kw_only=True):
+class WhoDocument(Document, frozen=True, kw_only=True):
     """Printed by `who`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "who"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
@@ -248,10 +246,9 @@ class SandboxMemory(Struct, frozen=True):
     move: Memory | None = None  #: moves to the vCPUs' nodes; null: the setting `memory` is report
 
 
-class MemoryDocument(Struct, frozen=True, kw_only=True):
+class MemoryDocument(Document, frozen=True, kw_only=True):
     """Printed by `show --memory`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "memory"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon named the sandboxes
@@ -430,10 +427,9 @@ class GuestLatency(Struct, frozen=True):
     commands: tuple[GuestCommand, ...]  #: how to measure inside the guest
 
 
-class ProveDocument(Struct, frozen=True, kw_only=True):
+class ProveDocument(Document, frozen=True, kw_only=True):
     """Printed by `prove`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "prove"  #: kind of the document
     time: str  #: when the window ended
     daemon: Daemon  #: whether the daemon said who owns the pCPUs
@@ -472,10 +468,9 @@ class WatchedPcpu(Struct, frozen=True):
     window: ProvedPcpu | None  #: what was recorded; null: nothing
 
 
-class WatchDocument(Struct, frozen=True, kw_only=True):
+class WatchDocument(Document, frozen=True, kw_only=True):
     """What the daemon answers to `watch`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "watch"  #: kind of the document
     time: str  #: when it was made
     max_foreign_percent: float  #: the setting `isolation.max_foreign`

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kata_pin.base.documents.document import VERSION, Cpus, Daemon, Note
+from kata_pin.base.documents.document import Cpus, Daemon, Document, Note
 from kata_pin.base.values import CpuClass, GrantKind, Guarantee, HolderSource, RefusalKind
 
 # kata-pin's own allocator: the pools of pCPUs and who owns them.
@@ -165,20 +165,18 @@ class Allocation(Struct, frozen=True):
     notes: tuple[Note, ...]  #: what the operator should know
 
 
-class PoolsDocument(Struct, frozen=True, kw_only=True):
+class PoolsDocument(Document, frozen=True, kw_only=True):
     """Printed by `pools`."""
 
-    version: int = VERSION  #: version of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
     allocation: Allocation | None  #: kata-pin's allocator; null: `alloc.policy` is `none`
     kind: str = "pools"
 
 
-class AllocExplainDocument(Struct, frozen=True, kw_only=True):
+class AllocExplainDocument(Document, frozen=True, kw_only=True):
     """Printed by `alloc explain`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "alloc-explain"  #: kind of the document
     grant: Grant  #: the container's grant
 
@@ -224,10 +222,9 @@ class Candidate(Struct, frozen=True):
     keys: tuple[SortKey, ...]  #: what it was compared by, most important first
 
 
-class WhatIf(Struct, frozen=True, kw_only=True):
+class WhatIf(Document, frozen=True, kw_only=True):
     """Printed by `alloc what-if`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "what-if"  #: kind of the document
     policy: str  #: the policy that was asked
     pod: str  #: the pod of this node that the container would join; empty: a new pod
@@ -259,10 +256,9 @@ class ComparedContainer(Struct, frozen=True):
     verdict: ComparedVerdict  #: who gives it which
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class Comparison(Document, frozen=True, kw_only=True):
     """Printed by `alloc compare`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "alloc-compare"  #: kind of the document
     checkpoint: str  #: the checkpoint file
     kubelet_policy: str  #: the policy that it names

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kata_pin.base.documents.document import VERSION, Cpus, Daemon, Note
+from kata_pin.base.documents.document import Cpus, Daemon, Document, Note
 from kata_pin.base.documents.pools import Allocation
 from kata_pin.base.values import (
     ContainerKind,
@@ -135,10 +135,9 @@ class Row(Struct, frozen=True):
     sandbox: str = ""  #: pod or id of the sandbox; empty: about the node
 
 
-class DoctorDocument(Struct, frozen=True, kw_only=True):
+class DoctorDocument(Document, frozen=True, kw_only=True):
     """Printed by `doctor`."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "doctor"  #: kind of the document
     ok: bool  #: false: exit status 1
     rows: tuple[Row, ...]  #: one object per check
@@ -440,10 +439,9 @@ class Node(Struct, frozen=True):
     assigned: Cpus = ""  #: pCPUs that the kubelet and DRA claims gave, also to pods without a VM
 
 
-class State(Struct, frozen=True, kw_only=True):
+class State(Document, frozen=True, kw_only=True):
     """Printed by `show`; with a sandbox named, `sandboxes` holds only that one."""
 
-    version: int = VERSION  #: version of the document
     kind: str = "state"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
