@@ -13,7 +13,7 @@ from kata_pin.options.allocation.choice import choose_cpus
 from kata_pin.options.allocation.demand import StaticOptions
 from kata_pin.options.allocation.policy import AllocError, AllocFailure
 from tests.support.alloc_reference import Reference
-from tests.support.machines import Shape, host, server
+from tests.support.machines import Shape, host
 
 SHAPES = st.builds(
     Shape,
@@ -162,29 +162,3 @@ def test_only_the_order_of_ids_counts(
     got = choose_cpus(Machine.of(host(cpus)), free, wanted, options)
     again = choose_cpus(Machine.of(host(renamed)), CpuSet(map(new, free)), wanted, options)
     assert again == CpuSet(map(new, got))
-
-
-@given(requests())
-def test_packed_fills_used_units_first(request_: tuple[list[Cpu], CpuSet, int]) -> None:
-    """One CPU comes from a core that is as used as any in its node and its package."""
-    cpus, free, _ = request_
-    if not free:
-        return
-    topology = host(cpus)
-    got = take_packed(Machine.of(topology), free, 1).first
-    place = topology.get(got)
-    assert place is not None
-    around = topology.nodes[place.node] & topology.packages[place.package]
-    rivals = [topology.siblings(cpu) & free for cpu in around & free]
-    assert len(topology.siblings(got) & free) == min(map(len, rivals))
-
-
-@given(st.integers(0, 256), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))
-def test_distributed_balances(wanted: int, group: int, nodes_per_package: int) -> None:
-    """On an idle server the nodes drawn from give equally much, but for one group."""
-    wanted -= wanted % group
-    topology = server(nodes_per_package)
-    got = take_distributed(Machine.of(topology), topology.online, wanted, group)
-    given_ = [len(cpus & got) for cpus in topology.nodes.values() if not cpus.isdisjoint(got)]
-    assert not given_ or max(given_) - min(given_) <= group
-    assert all(count % group == 0 for count in given_)

@@ -1,14 +1,10 @@
 """Overrides of pods' CPU classes, and the kubelet's list of pods: any text, and round trips."""
 
-from contextlib import suppress
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.base.errors import ParseError
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.orders import is_pod, parse_orders, render_orders
-from kata_pin.peers.kubelet.pods import parse_pods
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 pods = names | st.builds("{}/{}".format, names, names)
@@ -19,17 +15,3 @@ def test_written_orders_read_back(given_orders: dict[str, CpuClass]) -> None:
     """What is written is what is read, for every name that a pod can have."""
     assert all(map(is_pod, given_orders))
     assert parse_orders(render_orders(given_orders)) == given_orders
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_as_orders(data: bytes) -> None:
-    """Any bytes are orders or a ParseError."""
-    with suppress(ParseError):
-        assert all(map(is_pod, parse_orders(data)))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_as_a_list_raise_parse_errors_only(data: bytes) -> None:
-    """Any bytes are a list or a ParseError."""
-    with suppress(ParseError):
-        parse_pods(data)

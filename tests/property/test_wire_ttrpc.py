@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.base.errors import ParseError
 from kata_pin.peers import ttrpc
 from kata_pin.peers.ttrpc import Frame, FrameDecoder, Response, TtrpcRequest
 
@@ -73,15 +70,3 @@ def test_too_long_over_any_split(length: int, stream: int, cuts: list[int]) -> N
     found = [frame for piece in pieces(data, cuts) for frame in decoder.feed(piece)]
     assert found[0] == Frame(stream, ttrpc.REQUEST, None)
     assert [frame.kind for frame in found[1:]] == [ttrpc.RESPONSE]
-
-
-@given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
-def test_any_bytes(data: bytes, cuts: list[int]) -> None:
-    """Any bytes are frames or unfinished, the same ones however cut; reading them is an answer."""
-    whole = list(FrameDecoder().feed(data))
-    decoder = FrameDecoder()
-    assert [frame for piece in pieces(data, cuts) for frame in decoder.feed(piece)] == whole
-    for frame in whole:
-        for parse in (ttrpc.parse_request, ttrpc.parse_response):
-            with suppress(ParseError):
-                parse(frame.data or b"")

@@ -19,9 +19,12 @@ from kata_pin.linux.events import ProcEvents, _acknowledged
 from kata_pin.linux.interrupts import RowCounts
 from kata_pin.linux.perf import RunSlices
 from kata_pin.linux.tracepoints import Key, Nesting
+from kata_pin.options.allocation import orders
 from kata_pin.options.allocation.demand import StaticOptions
 from kata_pin.options.cluster import values
 from kata_pin.peers import containerd, kata, oci, qemu, ttrpc, vmm_cmdline
+from kata_pin.peers.agent import messages as agent
+from kata_pin.peers.agent.client import parse_address
 from kata_pin.peers.kubelet import checkpoint, pods
 from kata_pin.peers.nri import messages
 from kata_pin.peers.nri.messages import SnapshotParts
@@ -235,6 +238,7 @@ def run_hook_stream(data: bytes) -> None:
     second = None if first is not None else cut.feed(data[len(data) // 2 :])
     if whole is not None and first is None:
         assert second == whole, "cut in two it reads otherwise"
+    assert whole is None or hooks.encode(whole) == data, "another message"
 
 
 def run_answers(data: bytes) -> None:
@@ -252,6 +256,7 @@ def run_record(data: bytes) -> None:
         assert json_text.is_id(one.id), "an id that is none"
         assert json_text.is_id(one.sandbox_id), "a sandbox id that is none"
         one.note.encode()
+        assert "\n" not in one.note, "a note of two lines"
         service_protocol.encode({"id": one.id, "note": one.note, "bundle": one.bundle})
         oci.identify(phase, state, config)
 
@@ -260,6 +265,7 @@ def run_ids(data: bytes) -> None:
     word = text(data)
     shown = json_text.printable(word)
     assert shown.isprintable(), "not printable"
+    assert len(shown) <= json_text.MAX_SHOWN + 3, "too long for a log"
     assert json_text.one_line(word).isprintable(), "a log line that a terminal would obey"
     shown.encode()
     json_text.is_name(word)
@@ -325,6 +331,7 @@ def run_qemu(data: bytes) -> None:
     command = qemu.parse_qemu(argv)
     assert qemu.parse_qemu_name(argv).sandbox_id == command.sandbox_id
     assert "/" not in command.sandbox_id, "a sandbox id that is a path"
+    assert len(command.problems) <= 8, "as many as a hostile line has"
     command.names("p1")
     guest = command.guest
     for index in (0, 1, max(0, guest.maximum - 1)):
@@ -397,10 +404,11 @@ def run_cgroup(data: bytes) -> None:
 
 
 def run_ttrpc_stream(data: bytes) -> None:
-    list(ttrpc.FrameDecoder(limit=65536).feed(data))
-    cut = ttrpc.FrameDecoder(limit=65536)
-    for start in range(0, len(data), 1 + len(data) // 3):
-        list(cut.feed(data[start : start + 1 + len(data) // 3]))
+    whole = list(ttrpc.FrameDecoder(limit=65536).feed(data))
+    cut, size = ttrpc.FrameDecoder(limit=65536), 1 + len(data) // 3
+    pieces = (data[start : start + size] for start in range(0, len(data), size))
+    found = [frame for piece in pieces for frame in cut.feed(piece)]
+    assert found == whole, "cut in pieces it reads otherwise"
 
 
 def run_nri_stream(data: bytes) -> None:
@@ -424,9 +432,24 @@ def run_nri_event(method: str) -> Run:
         else:
             one = messages.pod_record(event.pod, state, stamp_ns=1, source="nri:fuzz")
         assert json_text.is_id(one.id), "an id that is none"
+        assert one.id == (event.container or event.pod).id
         one.note.encode()
 
     return run
+
+
+def run_cpuinfo(data: bytes) -> None:
+    table = agent.parse_cpuinfo(data)
+    assert len(set(table.values())) == len(table) > 0, "two CPUs with one id"
+
+
+def run_cpu_times(data: bytes) -> None:
+    assert agent.parse_cpu_times(text(data))
+
+
+def run_address(data: bytes) -> None:
+    address = parse_address(text(data))
+    assert parse_address(str(address)) == address, "not the same again"
 
 
 def run_nri_configure(data: bytes) -> None:
@@ -474,6 +497,10 @@ def run_cpu_list(data: bytes) -> None:
     one = CpuSet.parse(text(data))
     assert not one or max(one) <= MAX_CPU
     assert CpuSet.parse(str(one)) == one, "not the same again"
+
+
+def run_orders(data: bytes) -> None:
+    assert all(map(orders.is_pod, orders.parse_orders(data))), "an order for what is no pod"
 
 
 def run_static_options(data: bytes) -> None:

@@ -28,7 +28,6 @@ from kata_pin.options.cluster import values
 from kata_pin.options.quiet import read, services
 from kata_pin.peers import cri, kata, oci, ttrpc
 from kata_pin.peers.agent import messages
-from kata_pin.peers.agent.client import parse_address
 from kata_pin.peers.kubelet import checkpoint, pods
 from kata_pin.peers.nri import replies
 from kata_pin.records import hooks
@@ -451,7 +450,7 @@ TARGETS: Final[dict[str, Target]] = {
         for parse in AGENT_PARSERS
     },
     "guest-cpuinfo": Target(
-        messages.parse_cpuinfo,
+        runs.run_cpuinfo,
         _named("peers.agent.messages", "parse_cpuinfo"),
         lambda: [s.CPUINFO],
         (b"processor\t: ", b"apicid\t: ", b"\n"),
@@ -460,7 +459,7 @@ TARGETS: Final[dict[str, Target]] = {
         messages.parse_allowed, _named("peers.agent.messages", "parse_allowed"), lambda: s.STATUSES
     ),
     "guest-metrics": Target(
-        lambda data: messages.parse_cpu_times(runs.text(data)),
+        runs.run_cpu_times,
         _named("peers.agent.messages", "parse_cpu_times"),
         lambda: [s.METRICS],
         (b'kata_guest_cpu_time{cpu="', b'",item="user"} ', b"1e309", b"\n"),
@@ -472,7 +471,7 @@ TARGETS: Final[dict[str, Target]] = {
         (b"Linux version ", b"HdrS"),
     ),
     "agent-address": Target(
-        lambda data: parse_address(runs.text(data)),
+        runs.run_address,
         _named("peers.agent.client", "parse_address"),
         lambda: s.ADDRESSES,
     ),
@@ -497,7 +496,7 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [*s.STATES, b'["\\ud800", {"\\udfff": 1}]'],
     ),
     "orders": Target(
-        orders.parse_orders,
+        runs.run_orders,
         _named("options.allocation.orders", "parse_orders"),
         lambda: s.ORDERS,
         (b" share\n", b"#"),
