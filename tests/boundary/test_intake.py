@@ -9,6 +9,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -188,6 +189,34 @@ async def test_states_without_a_hook(node: Node) -> None:
     vm.persist(p9=None, c1="4")
     await node.placed(vm, main="4")
     assert [one["id"] for one in (await node.ask("state"))["sandboxes"]] == ["p9"]
+
+
+async def test_a_state_after_which_a_poststart_comes(node: Node, vm: Vm) -> None:
+    """config.json, which that hook reads, still has the cpuset from before the update."""
+    vm.persist(c1="5")
+    await node.placed(vm, main="5")
+    await node.hook("poststart", "c1", vm.shim, state_id=vm.id)
+    await node.ask("reconcile")
+    assert vm.masks["main"] == "5"
+
+
+async def test_a_folder_of_states_that_is_made_anew(node: Node, vm: Vm) -> None:
+    """All of the Go runtime's is removed, and made again: it is followed again."""
+    shutil.rmtree(node.host.vc / "sbs")
+    (node.host.vc / "sbs").mkdir()
+    vm.persist(c1="5")
+    await node.placed(vm, main="5")
+
+
+async def test_another_pods_state_does_not_speak_for_this_one(node: Node, vm: Vm) -> None:
+    """It lists a container of the same id, with another cpuset."""
+    other = node.vm("p2")
+    await node.create(other, "p2")
+    other.persist(c1="9")
+    await node.create(other, "c2", "8")
+    await node.placed(other, main="8")
+    assert vm.masks["main"] == "4"
+    assert [one["id"] for one in (await node.shown(other))["containers"]] == ["p2", "c2"]
 
 
 async def test_the_last_of_many_writes_counts(node: Node, vm: Vm) -> None:

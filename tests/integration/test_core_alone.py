@@ -15,7 +15,7 @@ from tests.support.core_alone import make_core
 
 pytestmark = [pytest.mark.root, pytest.mark.qemu, pytest.mark.timeout(900)]
 
-CORE: Final = (*("bind", "cpusets", "first_pass", "flow", "updates"),)
+CORE: Final = ("bind", "cpusets", "first_pass", "flow")
 """Integration tests of the core, each test_daemon_*.py."""
 
 
