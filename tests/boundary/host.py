@@ -158,6 +158,14 @@ class Host:
             self.affinities[tid] = set(self.online)
             self._owners[tid] = pid
 
+    def set_class(self, tid: int, policy: int, priority: int) -> None:
+        """Give a thread a scheduling class: fields 40 and 41 of its stat file."""
+        path = f"proc/{self._owners[tid]}/task/{tid}/stat"
+        head, _, tail = self.read(path).rpartition(") ")
+        fields = tail.split()
+        fields[37:39] = str(priority), str(policy)
+        self.write(path, f"{head}) {' '.join(fields)}")
+
     def allowed(self, tid: int) -> set[int]:
         """Return what the cgroup of a thread allows."""
         path = self.read(f"proc/{self._owners[tid]}/task/{tid}/cgroup").removeprefix("0::")

@@ -170,9 +170,13 @@ class Kernel(Calls):
     def set_classes(
         self, changes: Sequence[AffinityChange], policy: int, priority: int, proc: str
     ) -> list[Changed]:
-        """Note them."""
-        self.classes |= {change.tid: (policy, priority) for change in changes}
-        return [Changed(0)] * len(changes)
+        """Note them, and have them shown; `refuse` holds here too."""
+        done = [Changed(self.refuse.get(change.tid, 0)) for change in changes]
+        for change, each in zip(changes, done, strict=True):
+            if not each.errno:
+                self.classes[change.tid] = policy, priority
+                self.host.set_class(change.tid, policy, priority)
+        return done
 
     def write_tunables(self, writes: Sequence[TunableWrite], root: str) -> list[TunableWritten]:
         """Write them."""

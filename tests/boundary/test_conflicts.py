@@ -68,6 +68,9 @@ async def test_a_conflict_is_said_once_and_its_end(
     ((level, text),) = await _said(node, caplog)
     assert level == logging.INFO
     assert text.startswith("pCPU 5 is no longer exclusive to both a and b, after ")
+    for name in ("a", "b"):
+        events = (await node.ask("history", sandbox=name))["events"]
+        assert [one["kind"] for one in events] == ["exclusive-conflict"] * 2
 
 
 async def test_another_sandbox_or_another_pcpu_is_news(

@@ -85,6 +85,7 @@ async def test_damage_keeps_the_last_valid_one(node: Node, text: str) -> None:
     while not (said := await noted()):
         await node.pause()
     assert said[0].endswith("using the last valid one")
+    await node.ask("reconcile")
     assert (vm.masks["main"], vm.masks["v1"]) == ("4", "5")
     replace(node.host.kubelet_state, SHARED)
     await node.placed(vm, main="4-5", v1="4-5")

@@ -206,6 +206,7 @@ async def test_a_folder_of_states_that_is_made_anew(node: Node, vm: Vm) -> None:
     (node.host.vc / "sbs").mkdir()
     vm.persist(c1="5")
     await node.placed(vm, main="5")
+    assert (await node.shown(vm))["mask"] == "5"
 
 
 async def test_another_pods_state_does_not_speak_for_this_one(node: Node, vm: Vm) -> None:

@@ -96,6 +96,18 @@ async def test_what_a_reload_switches_off_is_not_shown(tmp_path: Path) -> None:
     assert "foreign" not in _violations(off)
 
 
+async def test_sandboxes_have_series_up_to_a_number(tmp_path: Path) -> None:
+    """That is a setting; a pod's name cannot break the text."""
+    hostile = {"io.kubernetes.cri.sandbox-name": 'a"} 1\nkata_pin_sandboxes 99\\'}
+    async with Node(tmp_path, metrics={"sandboxes": 1}) as node:
+        for name in ("p1", "p2"):
+            await node.create(node.vm(name), name, "4", annotations=hostile)
+        families = await _scrape(node)
+    series = families["kata_pin_sandbox_threads"].samples
+    assert len({sample.labels["sandbox"] for sample in series}) == 1
+    assert [sample.value for sample in families["kata_pin_sandboxes"].samples] == [2]
+
+
 async def test_groups_of_caches_by_state(tmp_path: Path) -> None:
     """One that could not be made is not complete."""
     async with Caches(tmp_path, rmids=2) as caches:

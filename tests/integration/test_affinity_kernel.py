@@ -16,7 +16,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.values import Outcome
-from kata_pin.linux.affinity import apply, apply_all
+from kata_pin.linux.affinity import apply, apply_all, rt_node
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST
 from kata_pin.linux.process import ProcessIndex
@@ -156,3 +156,13 @@ def test_reused_tid(case: str) -> None:
     assert answer.returncode == 0, answer.stderr
     told = {"before": ["reused", "untouched"], "during": ["gone"], "all-during": ["reused"]}
     assert answer.stdout.split() == told.get(case, told["before"])
+
+
+def test_what_this_node_says_of_real_time() -> None:
+    """Its limits, and the class of its own ksoftirqd."""
+    index = ProcessIndex(HOST)
+    index.refresh()
+    first, _ = two_cpus()
+    node = rt_node(HOST, index.all(), {first})
+    assert node.runtime_us is not None
+    assert f"ksoftirqd/{first}" in node.guards[first]

@@ -67,20 +67,6 @@ def _pinned_pod(node: Node, pod: Pod) -> None:
     pod.wait_placed({0}, {1: 1})
 
 
-def test_reload_puts_new_settings_in_force(node: Node) -> None:
-    """SIGHUP and the reload verb apply a changed placement at once."""
-    daemon = node.start()
-    with node.pod("p1") as pod:
-        _pinned_pod(node, pod)
-        node.configure(vcpus="float", overhead="sandbox")
-        daemon.reload()
-        pod.wait_placed({0, 1})
-        node.configure(overhead="1")
-        node.ask("reload")
-        pod.wait_placed({1}, {1: 1})
-        assert pod.misplaced({1}, {1: 1}) == []
-
-
 def test_reload_shortens_the_wait_for_the_next_audit(node: Node) -> None:
     """A shorter audit period counts at once, not after the end of the longer one."""
     daemon = node.start()  # audits are an hour apart

@@ -64,37 +64,3 @@ def test_history_of_a_sandbox_from_its_first_pin_to_its_end() -> None:
         assert node.cli("history", "--since", "1d").stdout.count("released") >= 1
         assert node.cli("history", "nobody").returncode == 1
         assert node.cli("history", "--since", "soon").returncode == 2
-
-
-def test_two_pods_with_one_exclusive_pcpu() -> None:
-    """Log and history say it of a pod that starts, name both sandboxes, and say when it ends."""
-
-    def events(*arguments: str) -> list[str]:
-        done = node.cli("history", "--json", *arguments)
-        found = json.loads(done.stdout)["events"]
-        return [one["text"] for one in found if one["kind"] == "exclusive-conflict"]
-
-    with private_node(audit={"affinity_s": 0.3, "deep_s": 3600}) as node:
-        daemon = node.start()
-        cpu = CPUS[-1]
-        with node.pod("p1") as first:
-            first.announce()
-            first.create("c1", str(cpu), exclusive=True)
-            first.wait_placed({cpu})
-            assert events() == []
-            with node.pod("p2") as second:
-                second.announce()
-                second.create("c2", str(cpu), exclusive=True)
-                node.wait_state("p2", "conflict")
-                wait_for(events, "the conflict in the history")
-                (text,) = events()
-                assert text.startswith(f"pCPU {cpu} is exclusive to both ")
-                assert text in node.log
-                assert all(one.id in text for one in (first, second))
-                assert events(first.id) == events(second.id) == [text]
-            wait_for(lambda: len(events(first.id)) == 2, "its end")
-        ended = events(first.id)[-1]
-        assert ended.startswith(f"pCPU {cpu} is no longer exclusive to both ")
-        assert ended in node.log
-        daemon.kill()
-        assert events(second.id) == [text, ended], "without a daemon, too"

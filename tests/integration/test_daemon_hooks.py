@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
 import stat
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from kata_pin.base.documents.document import UNWRITTEN
 from tests.support.daemon import Node
 from tests.support.hooks import HookRun
 from tests.support.qemu import Machine
@@ -93,67 +88,6 @@ def test_200_hooks_at_once_are_all_recorded(node: Node) -> None:
         wait_for(lambda: not node.spooled(), "the spool to be taken in")
         assert node.registered().keys() == {pod.id, *names}
         pod.wait_placed({1})
-
-
-def test_a_locked_registry_makes_the_hook_spool(node: Node) -> None:
-    """While the registry cannot be written hooks spool; once it can, all is taken in."""
-    node.start()
-    with node.pod("p1", machine=SMALL) as pod:
-        pod.announce()
-        locker = sqlite3.connect(node.runtime_dir / "registry.db", isolation_level=None)
-        try:
-            locker.execute("BEGIN IMMEDIATE")
-            run = pod.create("c1", "1", *BUDGETS)
-            assert "spooled, not recorded" in run.stderr
-            assert "c1" not in node.registered()
-            locker.execute("ROLLBACK")
-        finally:
-            locker.close()
-        pod.wait_placed({1})
-        wait_for(lambda: not node.spooled(), "the spool to be taken in")
-        assert "c1" in node.registered()
-
-
-@pytest.mark.alone
-def test_a_full_disk_makes_the_hook_give_up_in_budget(node: Node) -> None:
-    """On a full file system nothing can be kept: the hook still ends well, adoption finds it."""
-    node.configure(audit={"affinity_s": 0.1, "deep_s": 0.2})
-    node.runtime_dir.mkdir()
-    with _tmpfs(node.runtime_dir, 1024), node.pod("p1", machine=SMALL) as pod:
-        daemon = node.start()
-        pod.announce()
-        filler = node.runtime_dir / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(b"x" * 4096):
-                continue
-        run = pod.create("c1", "1", *BUDGETS)
-        assert run.status == 0
-        assert run.seconds < BUDGET_S + BUSY_S
-        assert daemon.process.poll() is None
-        pod.wait_placed({1})  # persist.json told
-        _wait_written(node, is_written=False)
-        filler.unlink()
-        _wait_written(node, is_written=True)  # by an audit; a hook before it is spooled
-        assert pod.create("c2", "0").stderr == ""
-        daemon.terminate()
-
-
-def _wait_written(node: Node, *, is_written: bool) -> None:
-    def as_expected() -> bool:
-        notes = [note["code"] for note in node.ask("state")["notes"]]
-        return (UNWRITTEN not in notes) == is_written
-
-    wait_for(as_expected, "the note about the registry to come or go")
-
-
-@contextlib.contextmanager
-def _tmpfs(at: Path, kib: int) -> Iterator[None]:
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=0750", "none", str(at)]
-    assert os.spawnvp(os.P_WAIT, "mount", mount) == 0
-    try:
-        yield
-    finally:
-        assert os.spawnvp(os.P_WAIT, "umount", ["umount", "-l", str(at)]) == 0
 
 
 def test_rubbish_in_the_spool_is_set_aside(node: Node) -> None:

@@ -22,38 +22,6 @@ pytestmark = [pytest.mark.root, pytest.mark.qemu]
 
 CPUS = sorted(os.sched_getaffinity(0))
 
-KINDS = {
-    "kata_pin_bindings": "gauge",
-    "kata_pin_sandboxes": "gauge",
-    "kata_pin_locked_processes": "gauge",
-    "kata_pin_threads": "gauge",
-    "kata_pin_apply_seconds": "histogram",
-    "kata_pin_hook_seconds": "histogram",
-    "kata_pin_drift": "counter",
-    "kata_pin_thread_changes": "counter",
-    "kata_pin_violations": "gauge",
-    "kata_pin_vcpu_run_seconds": "counter",
-    "kata_pin_vcpu_wait_seconds": "counter",
-    "kata_pin_foreign_seconds": "counter",
-    "kata_pin_foreign_switches": "counter",
-    "kata_pin_windows": "counter",
-    "kata_pin_interrupts": "counter",
-    "kata_pin_nri_connected": "gauge",
-    "kata_pin_errors": "counter",
-    "kata_pin_cpu_claims": "gauge",
-    "kata_pin_event_overruns": "counter",
-    "kata_pin_config_refused": "gauge",
-    "kata_pin_node_events": "counter",
-    "kata_pin_last_audit_timestamp_seconds": "gauge",
-    "kata_pin_build_info": "gauge",
-}
-"""Every metric; the parser leaves a counter's `_total` to its samples."""
-
-LABELS = {
-    *("role", "state", "reason", "op", "errno", "cpu", "kind", "le", "version", "python"),
-    *("class", "verdict"),
-}
-
 
 def _scrape(node: Node, address: tuple[str, int] | None = None) -> list[Sample]:
     """Ask as Prometheus does; return every sample."""
@@ -69,9 +37,6 @@ def _scrape(node: Node, address: tuple[str, int] | None = None) -> list[Sample]:
     assert b"text/plain; version=0.0.4" in head
     families = list(text_string_to_metric_families(body.decode()))
     assert len({one.name for one in families}) == len(families)
-    kinds = {one.name: one.type for one in families}
-    assert kinds.items() <= {**KINDS, "kata_pin_sandbox_threads": "gauge"}.items()
-    assert all(one.documentation for one in families)
     return [sample for one in families for sample in one.samples]
 
 
@@ -109,7 +74,6 @@ def test_what_is_scraped_is_what_there_is() -> None:
             assert _value(samples, "kata_pin_build_info") == 1
             audit = _value(samples, "kata_pin_last_audit_timestamp_seconds")
             assert time.time() - 60 < audit <= time.time()
-            assert {label for one in samples for label in one.labels} <= LABELS
             assert pod.id not in str(samples)
 
             before = _value(samples, "kata_pin_drift_total")
@@ -134,28 +98,6 @@ def test_what_is_scraped_is_what_there_is() -> None:
             )
         wait_for(lambda: node.sandboxes() == {}, "the end of the sandbox")
         assert _value(_scrape(node), "kata_pin_cpu_claims", cpu=str(CPUS[-1])) in {0, 1}
-
-
-def test_sandboxes_have_series_only_where_a_setting_wants_them() -> None:
-    """At most so many; a pod's name cannot break the text. What nobody watches is not 0."""
-    metrics = {"sandboxes": 1, "listen": "unix"}
-    with private_node(metrics=metrics, isolation={"watch": False}) as node:
-        node.start()
-        with node.pod("p1") as pod:
-            hostile = 'a"} 1\nkata_pin_sandboxes 99\\'
-            bundle = pod.write_bundle(pod.id, kind="sandbox")
-            config = (bundle / "config.json").read_text()
-            quoted = hostile.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            (bundle / "config.json").write_text(config.replace(f'"pod-{pod.id}"', f'"{quoted}"'))
-            node.hook("createRuntime", pod.id, pod.kata.pid)
-            wait_for(lambda: "p1" in node.sandboxes(), "the sandbox")
-            single = [s for s in _scrape(node) if s.name == "kata_pin_sandbox_threads"]
-            assert len({one.labels["sandbox"] for one in single}) == 1
-            assert _value(_scrape(node), "kata_pin_sandboxes") < 99
-            kinds = {one.labels.get("kind") for one in _scrape(node)}
-            assert "drift" in kinds
-            assert "foreign" not in kinds
-            assert "kata_pin_windows_total" not in {one.name for one in _scrape(node)}
 
 
 def test_who_may_ask() -> None:

@@ -8,16 +8,14 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kata_pin import hook
-from kata_pin.rights.client import ANSWER_S
 from tests.support.daemon import Node, assert_unprivileged
-from tests.support.waiting import SCALE, wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.qemu,
@@ -148,30 +146,6 @@ def test_a_dead_broker_ends_the_daemon(node: Node) -> None:
         assert pod.announce().stderr == ""
 
 
-def test_a_broker_that_answers_late_ends_the_daemon(node: Node) -> None:
-    """Stopped for longer than an answer may take: the next daemon's answers are right."""
-    node.configure(log_level="info", audit={"affinity_s": 0.5, "deep_s": 3600})
-    daemon = node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        pod.wait_placed({1})
-        broker = broker_of(daemon.pid)
-        os.kill(broker, signal.SIGSTOP)
-        time.sleep(ANSWER_S + 2.5)
-        os.kill(broker, signal.SIGCONT)
-        assert daemon.process.wait(2 * SCALE) not in {0, None}
-        assert "the privileged broker" in node.log
-        wait_for(lambda: not os.path.exists(f"/proc/{broker}"), "the broker to end")
-        node.start()
-        assert pod.create("c2", "0").stderr == ""
-        pod.wait_placed({0, 1})
-        with node.pod("p2") as other:
-            assert other.announce().stderr == ""
-            assert other.create("c3", "1").stderr == ""
-            other.wait_placed({1})
-
-
 GIVES_UP = """
 import ctypes
 from kata_pin.base.config.tree import Config
@@ -187,30 +161,3 @@ def test_nobody_of_its_user_may_look_into_it() -> None:
     command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", sys.executable, "-c", GIVES_UP]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "0"]
-
-
-def test_a_dead_daemon_ends_its_broker(node: Node) -> None:
-    """Nothing of it stays behind, also after SIGKILL."""
-    daemon = node.start()
-    broker = broker_of(daemon.pid)
-    daemon.kill()
-    wait_for(lambda: not os.path.exists(f"/proc/{broker}"), "the broker to end")
-
-
-def test_another_user_of_the_same_uid_does_not_control_it(node: Node) -> None:
-    """The daemon's own unprivileged user is no peer that control.sock or hook.sock trusts."""
-    node.start()
-    node.runtime_dir.chmod(0o755)
-    (node.runtime_dir / "control.sock").chmod(0o666)
-    answer = os.fork()
-    if not answer:
-        try:
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            node.ask("ping")
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    _, status = os.waitpid(answer, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert "control client refused" in node.log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -82,26 +81,6 @@ def check_none_lost(ended: list[Ended], received: list[HookMessage], spool: Path
         f"slowest {slowest_s:.3f} s, {len(received)} received, {len(spooled)} spooled, {both} both"
     )
     assert slowest_s < BUDGET_S + STARVED_S
-
-
-def test_burst_with_a_daemon_that_commits(runtime_dir: Path) -> None:
-    """With a daemon that commits each message to SQLite none of 200 is lost or out of budget."""
-    registry = sqlite3.connect(runtime_dir / "registry.db", check_same_thread=False)
-    registry.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;")  # as the daemon's
-    registry.execute("CREATE TABLE messages (stamp INTEGER, pid INTEGER, body BLOB)")
-
-    async def commit(connection: HookConnection) -> None:
-        message = connection.message
-        with registry:
-            registry.execute("INSERT INTO messages VALUES (?,?,?)", (*message.key, message.body))
-        await connection.recorded()
-        await connection.pinned()
-
-    with HookDaemon(runtime_dir, commit) as daemon:
-        ended = burst(runtime_dir)
-    registry.close()
-    check_none_lost(ended, daemon.messages, runtime_dir / "spool")
-    assert daemon.messages
 
 
 def test_burst_with_a_slow_daemon(runtime_dir: Path) -> None:
