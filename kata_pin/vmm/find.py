@@ -11,6 +11,7 @@ equal, neither is believed. A refused candidate is reported with its reason.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -21,7 +22,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kata_pin.base.errors import HostError, NotRead, ParseError, VmmError
+from kata_pin.base.errors import HostError, NotRead, ParseError, TaskGone, VmmError
 from kata_pin.base.sandbox import Process, ProcessKey, ThreadKey, Vmm
 from kata_pin.base.steps import Steps, finish
 from kata_pin.base.values import KataRuntime, RoleSource, ThreadRole
@@ -121,12 +122,19 @@ class VmmFinder:
         same = vmm.process == before.process and vmm.strength >= before.strength
         return vmm if same else None
 
-    def named(self, sandbox_id: str, hints: Iterable[int]) -> Sequence[int]:
-        """Return the pids that hooks and Kata's files name for a sandbox, and the one before."""
+    def named(self, sandbox_id: str, hints: Iterable[int]) -> list[Process]:
+        """Return the processes that hooks and Kata's files name for a sandbox, and the one before.
+
+        They are read now, and kernel threads left out.
+        """
         witnesses = self._witnesses(sandbox_id, dict.fromkeys(hints, 0))
         before = [witnesses.before.process.pid] if witnesses.before else []
-        jailed = witnesses.jailed
-        return list(dict.fromkeys([*witnesses.hints, *witnesses.recorded, *jailed, *before]))
+        pids = dict.fromkeys([*witnesses.hints, *witnesses.recorded, *witnesses.jailed, *before])
+        found = []
+        for pid in pids:
+            with contextlib.suppress(TaskGone):
+                found.append(self._host.read_process(pid))
+        return [one for one in found if one.pid > 1 and not one.kernel]
 
     def _find(self, sandbox_id: str, hints: Mapping[int, int] = NO_HINTS) -> Vmm:
         """Return the sandbox's VMM, as of the last look at claims."""

@@ -82,7 +82,7 @@ def test_a_jail_is_a_witness(dirs: KataDirs) -> None:
         assert (vmm.kind, vmm.process.pid, vmm.exe) == ("firecracker", pid, "/firecracker")
         assert vmm.witness == f"its root is the sandbox's jail {spec.jail}"
         finder = _finder(dirs)
-        assert pid in finder.named(SANDBOX, [])
+        assert pid in [one.pid for one in finder.named(SANDBOX, [])]
         (dirs.vc / "sbs" / SANDBOX).mkdir()
         assert finish(finder.sandboxes())[SANDBOX] == pid
         assert SANDBOX[:32] not in finish(finder.sandboxes())

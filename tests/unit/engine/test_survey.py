@@ -1,7 +1,8 @@
-"""What a pass asked for in vain, and who read it."""
+"""What a pass asked for in vain, and who read it; and what another runtime's container costs."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,10 @@ import pytest
 
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.engine.observe import Survey
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import ProcessIndex, read_process
+from kata_pin.vmm.find import VmmFinder
+from tests.support.vmmhost import facts
 
 ONE = Process(ProcessKey(7, 1), 1, "virtiofsd", 0)
 
@@ -53,3 +58,16 @@ async def test_another_pass_finds_what_was_read(readable: bool, known: bool, mor
     survey = Survey(cast("Any", index), cast("Any", None), cast("Any", facts))
     assert [await survey.read_wanted() for _ in range(2)] == [more, False]
     assert index.changes == more
+
+
+async def test_of_a_container_without_a_vm_only_its_process_is_read() -> None:
+    """The hook waits, and listing a full node's processes takes longer than all the rest."""
+    index, asked = ProcessIndex(HOST), []
+
+    async def read(processes: list[Process]) -> None:
+        asked.extend(processes)
+
+    survey = Survey(index, VmmFinder(facts(HOST, index)), cast("Any", SimpleNamespace(read=read)))
+    assert not await survey.claims_to_be("pod", {os.getpid(): 1, 2**22 + 1: 1})
+    assert asked == [read_process(HOST, os.getpid())]
+    assert index.all() == []

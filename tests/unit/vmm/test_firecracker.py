@@ -135,7 +135,7 @@ def test_its_jails_pid_file_names_it(host: FakeHost) -> None:
     """The passes' survey reads that process first; the pids of Kata are a dead jailer's."""
     _start(host, LAYOUTS["go, jailed, before 3.32"])
     finder = VmmFinder(facts(host.root))
-    assert finder.named(SANDBOX, [JAILER]) == [JAILER, PID]
+    assert [one.pid for one in finder.named(SANDBOX, [JAILER])] == [PID]
     assert finder.is_claimed(SANDBOX, {JAILER: 0})
 
 
