@@ -123,8 +123,6 @@ NO_LIMITS: Final = Limits()
 NOTHING_MORE: Final = AtCreation()
 
 
-# The allocator's requests, state and decisions (D9, D14).
-#
 # Frozen values: every change makes a new AllocState, so a refused request leaves no trace, and the
 # registry stores a state in one transaction with its record. Policies (options/allocation) make
 # them; options/allocation/requests.py encodes them.

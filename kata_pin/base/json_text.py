@@ -1,7 +1,4 @@
-"""JSON and short texts from outside.
-
-Loading is bounded, errors of typed getters name the path, and ids and names are checked.
-"""
+"""JSON and short texts from outside: loading is bounded, errors name the path, ids are checked."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from typing import Final, NoReturn
 
 from kata_pin.base.errors import ParseError
 
-# JSON from outside: bounded loading, and typed getters whose errors name the path.
-#
 # A document is bounded before it is parsed (bytes, and brackets and commas outside texts), its
 # depth by the interpreter's own limit. A repeated key is refused, because readers disagree which
 # one counts (Go takes the last) and no honest writer repeats one; so is a key with a lone

@@ -43,19 +43,16 @@ from kata_pin.linux.tasks import TaskReader, as_cpuset, as_numbers, list_inodes
 from kata_pin.linux.topology import online
 from kata_pin.rights.broker.protocol import AffinityChange, Changed
 
-# Setting affinities of threads, with the checks that make it safe (D5, D7).
-#
 # There is no form of sched_setaffinity that takes a process descriptor, so a tid could change hands
 # between a look and the call. So Calls.set_affinities checks a thread's identity before and after:
 #
 # - a thread without a known inode by its stat file, read twice through one descriptor: Linux ties
-# the
-#   open file to the very task, and reading it fails once that task is gone, even when its number is
-#   taken again;
+#   the open file to the very task, and reading it fails once that task is gone, even when its
+#   number is taken again;
 # - one whose folder's inode is known (tasks.TaskReader) by a listing of the process before the
-# first
-#   and after the last thread: a thread that has that inode in both was the same all the time. For a
-#   tid to be used again in between, the kernel would have to give out all other numbers first.
+#   first and after the last thread: a thread that has that inode in both was the same all the time.
+#   For a tid to be used again in between, the kernel would have to give out all other numbers
+#   first.
 #
 # A task that changed is reported, and nothing is undone: it was never ours to judge. Facts:
 # sched_setaffinity(2); kernel/sched/syscalls.c; measured on 6.1, 6.12 and 6.18.
@@ -185,7 +182,7 @@ def audit_deep(
     """Compare start times too: another start time means that the thread exited and a new one came.
 
     `inodes` are those of the threads' folders in /proc when their start times were read. The kernel
-    gives each task another one (host.tasks.TaskReader), so a thread that still has its own is the
+    gives each task another one (TaskReader), so a thread that still has its own is the
     expected one; of any other the stat file is read. Raises HostError as audit_affinity does.
     """
     get_affinity = root.calls.get_affinity

@@ -26,8 +26,6 @@ from kata_pin.linux.memory import parse_hugetlb, parse_numa_stat
 from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry, check_size, clipped
 from kata_pin.linux.process import translated
 
-# Which CPUs a thread's cgroup allows: cgroup v1, v2, and the hybrid of both.
-#
 # A CpusetReader lives for one pass: it reads each cgroup once, so that all threads of a pass are
 # judged by the same state. Nothing is ever written.
 #

@@ -86,7 +86,7 @@ Event = NewThread | NewProcess | NewProgram | TaskExit | Overrun
 
 
 class Connect(Protocol):
-    """Returns a socket that listens, as broker.connector.process_events does."""
+    """Returns a socket that listens, as `process_events` does."""
 
     def __call__(self, token: int, *, execs: bool) -> socket.socket:
         """Return it; `token` is acknowledged."""

@@ -16,8 +16,6 @@ from kata_pin.base.errors import HostError, is_transient
 from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry, Cgroups, parse_cgroup
 from kata_pin.rights.calls import DIRECT, Calls
 
-# Where the host's files hang, and how calls that need rights are made: what tests replace.
-#
 # A HostRoot lives as long as the program. A captured tree is an ordinary root; a test that wants
 # affinities there brings its own Calls.
 
@@ -63,7 +61,7 @@ HOST: Final = HostRoot()
 """The running system."""
 
 
-# Small bounded reads of /proc and /sys, the only way host/ opens a file.
+# Small bounded reads of /proc and /sys, the only way this room opens a file.
 #
 # Nothing is kept open. Errors are bare OSError: each caller knows what a missing file means there.
 

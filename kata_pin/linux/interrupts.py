@@ -19,8 +19,6 @@ from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import STAT_BYTES, HostRoot, host_errors, read_bytes, read_once
 from kata_pin.linux.proc import check_size, clipped, parse_mask
 
-# The node's numbered interrupts, as the kernel shows them.
-
 NO_NODE: Final = -1
 """The NUMA node of an interrupt that belongs to none (/proc/irq/N/node)."""
 
@@ -381,7 +379,7 @@ class KeptFiles:
         self.keep_only(())
 
 
-# Files: /proc/interrupts; /proc/irq/N/{smp_affinity_list,effective_affinity_list,node}, readable by
+# /proc/interrupts; /proc/irq/N/{smp_affinity_list,effective_affinity_list,node}, readable by
 # everybody (kernel/irq/proc.c). An interrupt that ends while it is read is left out.
 
 

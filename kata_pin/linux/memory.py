@@ -15,7 +15,7 @@ from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
 from kata_pin.linux.proc import check_size, clipped, status_field
 from kata_pin.rights.broker.pages import probe
 
-# Where memory is, by NUMA node: a cgroup's memory.numa_stat, a process's numa_maps and maps.
+# A cgroup's memory.numa_stat, a process's numa_maps and maps.
 #
 # Facts are in Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, numa(7). Paths in
 # numa_maps are chosen by users; the kernel escapes blanks and equals signs in them.

@@ -1,7 +1,4 @@
-"""Texts of /proc and /sys.
-
-They hold numbers, masks, and a thread's stat, cgroups, system call and descriptors.
-"""
+"""Texts of /proc and /sys: a thread's stat, cgroups, system call, descriptors; numbers, masks."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError
 from kata_pin.base.values import ThreadRole
 
-# Texts of /proc about a thread: its stat, cgroups, system call and descriptors.
-#
 # A process chooses its threads' names, so `stat` is cut at the last closing bracket
 # (proc_pid_stat(5)), and names are decoded so that they can always be encoded again. parse_stat is
 # the hot path: no check there may cost more than the split.
@@ -26,7 +21,7 @@ IOCTL_NUMBERS: Final = {"x86_64": 16, "aarch64": 29, "riscv64": 29, "s390x": 54,
 
 MAX_STAT: Final = 4096
 MAX_CGROUP: Final = 256 * 1024
-MAX_CMDLINE: Final = 128 * 1024  # longest texts accepted; host.process cuts a longer cmdline
+MAX_CMDLINE: Final = 128 * 1024  # longest texts accepted; linux/process.py cuts a longer cmdline
 
 _SCOPES: Final = {"cri-containerd", "crio", "docker", "kata", "libpod", "nerdctl"}
 """The prefixes before the id in the names of systemd scopes, by container manager."""

@@ -43,8 +43,6 @@ from kata_pin.linux.proc import (
 from kata_pin.rights.broker.protocol import FileStatus
 from kata_pin.rights.broker.threads import executable_of, executables, folder_of, living
 
-# Processes as /proc shows them: one at a time, or the table of all.
-#
 # The functions read at every call; a ProcessIndex lives as long as the daemon, or one command.
 # Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls:
 # that is TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to

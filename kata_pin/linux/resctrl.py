@@ -15,8 +15,6 @@ from kata_pin.linux.files import HostRoot, host_errors, read_bytes
 from kata_pin.linux.proc import check_size, clipped
 from kata_pin.rights.broker.tunables import PREFIX
 
-# What the kernel's resctrl says: the threads of a group, and what its monitors count.
-#
 # Facts are in Documentation/filesystems/resctrl.rst; kernel/resctrl (arch/x86/kernel/cpu/resctrl
 # before Linux 6.16): a counter may be a word, `Unavailable`, `Error` or, where counters are
 # assigned to groups, `Unassigned`.

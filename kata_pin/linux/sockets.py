@@ -20,9 +20,6 @@ from kata_pin.linux.owned_files import OUR_UID, set_aside
 
 log = logging.getLogger(__name__)
 
-
-# Unix sockets: listening on a path without a gap, and who is on the other end (unix(7)).
-
 _UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -82,8 +79,6 @@ def require_trusted(connected: socket.socket) -> None:
         raise PermissionError(f"peer (pid {who.pid}) runs as uid {who.uid}, not as root")
 
 
-# A bounded number of clients of a listening socket, none of which can harm another.
-#
 # > clients = Clients("control client", 32, talk, limit=4096)
 # > async with clients.served(unix_socket.listen(path, backlog=64), path):
 # >     ...

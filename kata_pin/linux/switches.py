@@ -196,7 +196,7 @@ class _Recorded:
 
 
 class SwitchRecorder:
-    """Records one window of some pCPUs; see the module."""
+    """Records one window of some pCPUs."""
 
     def __init__(
         self, root: HostRoot, cpus: CpuSet, seconds: float, *, ring_bytes: int = RING_BYTES

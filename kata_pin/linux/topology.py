@@ -13,8 +13,6 @@ from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_once, read_text
 
-# The host's CPUs from sysfs: a HostTopology, or just which CPUs are online.
-#
 # Read again whenever CPUs come or go: nothing is kept. What sysfs leaves out has a documented
 # default (a virtual machine may have no NUMA nodes, no cache files, no dies); what is there but is
 # not a number or a CPU list is a ParseError that names the file.

@@ -1,7 +1,4 @@
-"""What the kernel's tracepoints say of pCPUs.
-
-They give histograms of the tasks that ran, and interrupts with their durations.
-"""
+"""What the kernel's tracepoints say of pCPUs: interrupts with durations, histograms of tasks."""
 
 from __future__ import annotations
 

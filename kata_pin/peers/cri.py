@@ -1,7 +1,4 @@
-"""The Container Runtime Interface, over gRPC on a root-owned unix socket.
-
-It changes a container's cpuset, and lists containers.
-"""
+"""The Container Runtime Interface (CRI), over gRPC on a root-owned unix socket."""
 
 from __future__ import annotations
 
@@ -29,10 +26,8 @@ from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.peers.ttrpc import parsed
 from kata_pin.rights.calls import DIRECT, Calls
 
-# What is used of the Container Runtime Interface (CRI): changing resources, listing containers.
-#
 # Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. To containerd and CRI-O, 0 and an empty
-# text mean "unchanged", so only what is decided is ever written. The calls: peers/cri.py.
+# text mean "unchanged", so only what is decided is ever written.
 
 UPDATE_RESOURCES: Final = "/runtime.v1.RuntimeService/UpdateContainerResources"
 """The method, as gRPC names it. Its answer has no field."""
@@ -78,7 +73,7 @@ def parse_containers(data: bytes) -> dict[str, ContainerState]:
 # Changing a container's cpuset at a time of our own choice: the port, and its errors.
 #
 # Two implementations: NRI's unsolicited updates (peers/nri/plugin.py), and CRI as the kubelet uses
-# it (cri.py).
+# it (CriClient).
 
 DEADLINE_S: Final = 5.0
 """Longest a runtime may take for one container: it asks every NRI plugin on the way, 2 s each."""
@@ -306,7 +301,7 @@ async def _ended(call: _Call) -> None:
 # called while the runtime waits for our answer.
 #
 # A status proves nothing about the runtime: Kata passes on what the agent in the guest answered, so
-# a tenant may have chosen it. Only the socket shows whether the runtime is there (cri.py).
+# a tenant may have chosen it. Only the socket shows whether the runtime is there.
 
 
 class CriClient(Struct, frozen=True):

@@ -23,8 +23,6 @@ from kata_pin.base.errors import ParseError, StateError, reason_of
 from kata_pin.linux.owned_files import FileRefused, read_projected
 from kata_pin.linux.sockets import BACKLOG
 
-# One HTTP request at a time to a server of Kubernetes: the kubelet, or the API server.
-#
 # > client = HttpClient("https://127.0.0.1:10250", token="/path/token", ca="/path/ca.crt")
 # > answer = await client.ask("GET", "/pods", HttpClient.whole)
 #

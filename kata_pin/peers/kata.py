@@ -35,7 +35,7 @@ from kata_pin.peers.oci import (
 # Kata's configuration.toml: the settings that matter to kata-pin.
 #
 # They decide which VMM binaries are accepted (D5), whether Kata pins too (D13), whether an extra
-# QMP monitor may exist (D6), and how a VM is sized. Finding the files: peers/kata.py.
+# QMP monitor may exist (D6), and how a VM is sized.
 
 MAX_PATHS: Final = 64
 MAX_TABLES: Final = 16
@@ -148,7 +148,7 @@ def _vcpus(table: Fields, key: str) -> float | None:
 
 # Kata's configuration files of this node, read with their drop-ins.
 #
-# They are read at start, on reload and by doctor; what the text means is in peers/kata.py.
+# They are read at start, on reload and by doctor.
 # They are often links (`configuration.toml` to the one for QEMU), so links are followed to the end
 # before the file's owner is checked.
 

@@ -22,7 +22,7 @@ from kata_pin.base.values import ContainerKind, ContainerState
 #
 # A pod's author may set any others, up to 256 KiB in all (Kubernetes API,
 # TotalAnnotationSizeLimitB). Those are ignored, so that neither their number nor their content can
-# hide a container. What the annotations mean: oci.py.
+# hide a container.
 
 
 class Dialect(NamedTuple):
@@ -105,7 +105,7 @@ def quiet_keys(names: Iterable[str]) -> list[str]:
 #
 # Sources: OCI runtime-spec (state, hooks, config-linux), and what Kata's two runtimes really send:
 # `ociVersion` and `status` may be empty (src/runtime/pkg/katautils/hook.go), `id` may be another
-# container's. Which container it is: oci.py.
+# container's.
 
 MAX_PID = 1 << 22  # largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)
 

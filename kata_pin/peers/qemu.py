@@ -1,7 +1,4 @@
-"""QEMU: its command line, and its answers over QMP (qemu-qmp-ref(7)).
-
-Both describe the guest's CPUs, of which each has an APIC id.
-"""
+"""QEMU: its command line, its answers over QMP, and the APIC ids of the guest's CPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ttrpc, containerd's small RPC: envelopes in frames over a byte stream.
-
-NRI's multiplexer carries several such streams over one.
-"""
+"""ttrpc, containerd's small RPC, and NRI's multiplexer, which carries several streams over one."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ def _frame(stream: int, kind: int, data: bytes) -> bytes:
 
 def parsed(message: M, data: bytes, source: str) -> M:
     """Return a protobuf message filled from bytes; ParseError names `source`."""
-    from google.protobuf.message import DecodeError  # noqa: PLC0415 - see wire.proto
+    from google.protobuf.message import DecodeError  # noqa: PLC0415 - see peers/proto
 
     try:
         message.ParseFromString(data)

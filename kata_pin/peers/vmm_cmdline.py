@@ -1,7 +1,4 @@
-"""Command lines of VMMs and of the processes around them.
-
-They name a sandbox, and say what machine it has; QEMU's are options with properties.
-"""
+"""Command lines of VMMs and of the processes around them: which sandbox, and what machine."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from kata_pin.base.errors import ParseError
 from kata_pin.base.json_text import is_id, load
 from kata_pin.base.sandbox import GuestTopology
 
-# Command lines of VMMs and of the processes around them: which sandbox, and what machine.
-#
 # A command line is what the process shows, not what it is: it names a candidate, and D5 asks for a
 # witness beside it. QEMU's own syntax is in peers/qemu.py.
 
@@ -118,7 +113,7 @@ def _id_of_directory(path: str) -> str:
 #
 # Syntax only (qemu(1), util/qemu-option.c): one or two dashes, a comma inside a value is doubled,
 # the first element may stand without its key, and -object and -device also take JSON. What the
-# options mean is read in `cmdline` and `smp`. The line is under the control of the process that
+# options mean is in peers/qemu.py. The line is under the control of the process that
 # shows it.
 
 MAX_PROPERTIES: Final = 4096

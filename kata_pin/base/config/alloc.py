@@ -1,7 +1,4 @@
-"""The settings of our own allocator (D14), and of caches and memory bandwidth.
-
-They are the sections `alloc` and `resctrl`.
-"""
+"""The sections `alloc`, our own allocator (D14), and `resctrl`, caches and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ from kata_pin.base.settings import (
 )
 from kata_pin.base.values import CpuClass
 
-# The settings of our own allocator, off by default (D14): the section `alloc`.
-#
 # What they mean for a decision is in options/allocation; which CPUs exist is checked when the
 # policy is made for the host.
 

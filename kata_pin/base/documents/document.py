@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from kata_pin.base.values import NoteLevel
 
-# The report documents: what `--json` prints and what the daemon answers. The only schema.
-#
 # One module per document; a class is one JSON object. Plain values only: CPU sets are Linux cpu
 # lists, ages and durations are numbers. The comment at a field (`#:`) is its description in
 # docs/json.md and docs/schema/, which scripts/schema generates. A field with a closed list of

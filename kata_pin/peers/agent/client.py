@@ -270,8 +270,6 @@ def _reason(error: Exception, late: str) -> str:
     return reason_of(error)
 
 
-# The kata-agent's client: containers' cpusets in the guest, and what the agent reports.
-#
 # This is a second client beside Kata's own; the agent serves many, one request at a time. Every
 # call ends within its deadline, whatever the guest does. It raises a GuestError (base/errors.py),
 # which also closes the connection unless the agent itself refused the call; only `connect` makes a

@@ -1,7 +1,4 @@
-"""Messages of the kata-agent.
-
-These are its requests and answers, its metrics, and a guest's texts about its CPUs.
-"""
+"""The kata-agent's requests and answers, its metrics, and a guest's texts about its CPUs."""
 
 from __future__ import annotations
 
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-# The kata-agent's requests and answers: the protobuf bytes of one ttrpc call each.
-#
 # Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.proto). A field
 # that an older agent leaves out reads as empty or 0. The answers come from a guest and are hostile:
 # the receiver bounds their size.
@@ -124,7 +119,7 @@ def _checked(exec_id: str) -> str:
 
 
 def parse_metrics(data: bytes) -> str:
-    """Read the answer of GetMetrics: text in Prometheus format, for messages.py."""
+    """Read the answer of GetMetrics: text in Prometheus format."""
     return parsed(proto.agent_pb2.Metrics(), data, "GetMetrics").metrics
 
 

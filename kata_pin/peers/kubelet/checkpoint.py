@@ -1,7 +1,4 @@
-"""The kubelet's CPU manager checkpoint (versions 1 to 4, checksum verified).
-
-CPUs of DRA claims come from CDI specs.
-"""
+"""Exclusive CPUs: the kubelet's CPU manager checkpoint, and DRA claims in CDI specs."""
 
 from __future__ import annotations
 
@@ -220,9 +217,6 @@ def _cpus(text: str, path: str) -> CpuSet:
     return CpuSet.parse(text, source=f"{_SOURCE}: {path[:120]}")
 
 
-# The kubelet's CPU manager checkpoint, read in each audit; the bytes: peers/kubelet/checkpoint.py.
-
-
 def read_kubelet(path: str, calls: Calls = DIRECT) -> KubeletState | None:
     """Return the kubelet's CPU assignments, None without such a file (no kubelet here).
 
@@ -263,8 +257,6 @@ def parse_claims(data: bytes) -> dict[str, CpuSet]:
                     claims[found[1]] = cpus
     return claims
 
-
-# The CDI specs of DRA claims for CPUs; the bytes: peers/kubelet/checkpoint.py.
 
 MAX_SPECS: Final = 4096
 """Most files that are read; other drivers' specs are in the same folder."""

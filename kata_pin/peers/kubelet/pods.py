@@ -31,8 +31,7 @@ T = TypeVar("T")
 # What the kubelet's list of pods says about CPUs (`/pods`, a v1.PodList).
 #
 # Annotations, which containers are init containers, and whether the pod itself has requests or
-# limits. Source: Kubernetes API reference, core/v1 PodList, ObjectMeta and PodSpec. The request:
-# peers/kubelet/pods.py.
+# limits. Source: Kubernetes API reference, core/v1 PodList, ObjectMeta and PodSpec.
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Longest list accepted: 500 pods of 32 KiB."""
@@ -125,7 +124,7 @@ def _pod(data: msgspec.Raw, source: str) -> tuple[str, PodSpec]:
 # The kubelet's local APIs: the pods with their annotations, and who has which exclusive CPUs.
 #
 # Sources: k8s.io/kubelet, pkg/apis/pods/v1alpha1 (Kubernetes 1.37: beta, on by default) and
-# pkg/apis/podresources/v1 (since 1.28). The calls: peers/kubelet/pods.py.
+# pkg/apis/podresources/v1 (since 1.28).
 
 LIST_PODS: Final = "/v1alpha1.Pods/ListPods"
 LIST_RESOURCES: Final = "/v1.PodResourcesLister/List"

@@ -1,12 +1,9 @@
 """NRI's messages, version v1alpha1: what the runtime reports.
 
-Not every runtime may be sent unsolicited updates.
-
 The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime to
 register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. From NRI 0.12
 on each event has its own method; before that, events that a plugin cannot influence come as
-StateChange with a number. Both become an Event here. What the plugin sends: replies.py. Out of
-scope: the connection (sources), and whether a pod is Kata's (daemon).
+StateChange with a number. Both become an Event here. What the plugin sends: replies.py.
 """
 
 from __future__ import annotations
@@ -168,7 +165,7 @@ class Configuration(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """All pods and their living containers (messages.py reads it)."""
+    """All pods and their living containers ."""
 
     pods: tuple[Pod, ...] = ()
     containers: tuple[PodContainer, ...] = ()

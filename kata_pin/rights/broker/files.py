@@ -1,7 +1,4 @@
-"""Opening files and sockets that must be root's.
-
-Each is opened as a path first (O_PATH), then checked, then used.
-"""
+"""Files and sockets that must be root's: opened as paths (O_PATH), then checked, then used."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kata_pin.rights.broker.protocol import FileStatus
-
-# Opening files that must be root's: first as a path (O_PATH), then checked, then read.
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _PATH: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

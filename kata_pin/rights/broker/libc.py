@@ -1,7 +1,4 @@
-"""System calls that Python does not have.
-
-These are statx, prctl, capset, perf_event_open, and the kernel's process connector.
-"""
+"""System calls that Python lacks: statx, prctl, capset, perf_event_open; the process connector."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from functools import cache
 from typing import Final
 
 from kata_pin.rights.broker.protocol import FileStatus
-
-# System calls that Python does not have: statx, prctl, capset, inotify_add_watch.
 
 CAP_DAC_OVERRIDE: Final = 1
 CAP_DAC_READ_SEARCH: Final = 2

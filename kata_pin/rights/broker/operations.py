@@ -1,7 +1,4 @@
-"""The program of the broker, and what it does for the daemon (D23).
-
-Each row of the table that acts has one method.
-"""
+"""The program of the broker, and what it does: a method per row of the table that acts (D23)."""
 
 from __future__ import annotations
 
@@ -79,8 +76,6 @@ from kata_pin.rights.broker.tunables import (
     render_written,
     write_tunables,
 )
-
-# What the broker does for the daemon: one method per row of the table that acts (rows.py).
 
 MAX_READERS: Final = 64
 """Most children at once; of those that were killed, some may be stuck in the kernel for good."""

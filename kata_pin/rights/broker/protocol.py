@@ -14,8 +14,6 @@ from errno import EINVAL
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-# What the daemon and its broker send each other: records, and their bytes (docs/broker.md).
-
 MAX_MESSAGE: Final = 64 * 1024
 MAX_INLINE: Final = MAX_MESSAGE - 64
 """Longest answer that is sent as such; a longer one comes as memory (memfd_create(2))."""

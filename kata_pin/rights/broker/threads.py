@@ -218,7 +218,7 @@ def _lives(folder: str) -> bool:
 # What the kernel shows of a VMM's vCPUs: KVM's debugfs, open descriptors, and system calls.
 #
 # Answers are text of the kernel's own, one line per thread, vCPU or descriptor; the daemon parses
-# them (vmm/roles.py, vmm/roles.py).
+# them (vmm/roles.py).
 
 MAX_OPEN: Final = 2048
 """Most descriptors of a process that are looked at: the oldest numbers, vCPUs' and devices' own."""
