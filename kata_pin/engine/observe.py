@@ -225,9 +225,7 @@ class ThreadFinder(Struct, frozen=True):
         cache.tasks.expire(cache.processes)
         cache.tasks.left_out = 0
         answers, asked = cache.qmp, cache.asked  # later ones may be about younger threads
-        tasks = yield from cache.tasks.read_in_steps(
-            self.root, vmm.process.pid, cpusets, most=MAX_READ
-        )
+        tasks = yield from cache.tasks.read(self.root, vmm.process.pid, cpusets, most=MAX_READ)
         roles = yield from identify(self.host, vmm, tasks, cache.roles, answers, asked=asked)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
         for helper in self._helpers(sandbox_id, vmm, cache):
@@ -237,7 +235,7 @@ class ThreadFinder(Struct, frozen=True):
                 cache.tasks.left_out += 1
                 continue
             try:
-                helpers = yield from cache.tasks.read_in_steps(
+                helpers = yield from cache.tasks.read(
                     self.root, helper.process.pid, cpusets, most=room
                 )
             except TaskGone:

@@ -65,11 +65,6 @@ _OUTCOMES: Final = {
 }
 
 
-def apply(root: HostRoot, action: Action) -> ActionResult:
-    """Set one thread's affinity; see apply_all."""
-    return apply_all(root, [action])[0]
-
-
 def apply_all(
     root: HostRoot, actions: Sequence[Action], reader: TaskReader | None = None
 ) -> list[ActionResult]:

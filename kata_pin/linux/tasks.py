@@ -21,7 +21,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import ParseError, TaskGone
 from kata_pin.base.placement import Report
 from kata_pin.base.sandbox import Task, Thread, ThreadKey
-from kata_pin.base.steps import STEP, Steps, finish
+from kata_pin.base.steps import STEP, Steps
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot, read_once
 from kata_pin.linux.proc import parse_starttime, parse_stat
@@ -86,17 +86,14 @@ class TaskReader:
         self.left_out = 0
         """Threads that were not read because there were too many; the caller sets it back."""
 
-    def read(self, root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
-        """Return the threads of a process by tid; one that exits meanwhile is left out.
-
-        Raises TaskGone when the process is gone.
-        """
-        return finish(self.read_in_steps(root, tgid, cpusets))
-
-    def read_in_steps(
+    def read(
         self, root: HostRoot, tgid: int, cpusets: CpusetReader, *, most: int = sys.maxsize
     ) -> Steps[list[Task]]:
-        """Do what `read` does, in steps; of more than `most` threads those with the lowest tids."""
+        """Return the threads of a process by tid; one that exits meanwhile is left out.
+
+        Of more than `most` threads those with the lowest tids. Raises TaskGone when the process is
+        gone.
+        """
         inodes = list_inodes(root, tgid)
         chosen = sorted(inodes)
         if len(chosen) > most:

@@ -20,7 +20,7 @@ from kata_pin.base.sandbox import Task, ThreadKey
 from kata_pin.base.steps import finish
 from kata_pin.base.values import Outcome
 from kata_pin.linux import process, tasks
-from kata_pin.linux.affinity import NOTHING, ExpectedThread, apply, audit_affinity, audit_deep
+from kata_pin.linux.affinity import NOTHING, ExpectedThread, apply_all, audit_affinity, audit_deep
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.process import ProcessIndex
@@ -45,7 +45,7 @@ class Subject:
 
     def tasks(self) -> list[Task]:
         """Read its threads with a reader of their own."""
-        return tasks.TaskReader().read(self.root, self.pid, CpusetReader(self.root))
+        return finish(tasks.TaskReader().read(self.root, self.pid, CpusetReader(self.root)))
 
     def key(self, tid: int) -> ThreadKey:
         """Return a thread's identity."""
@@ -117,7 +117,7 @@ def test_pin_and_read_back(subject: Subject) -> None:
     tid = subject.tids[1]
     before = {task.key.tid: task.affinity for task in subject.tasks()}
     target = CpuSet([subject.cpus[1]])
-    result = apply(subject.root, Action(subject.key(tid), target, before[tid], "test"))
+    result = apply_all(subject.root, [Action(subject.key(tid), target, before[tid], "test")])[0]
     assert (result.outcome, result.after) == (Outcome.DONE, target)
     assert {task.key.tid: task.affinity for task in subject.tasks()} == before | {tid: target}
 
@@ -130,7 +130,8 @@ def test_pin_of_another_thread_s_key(subject: Subject) -> None:
     stale = ThreadKey(subject.pid, tid, 1)
     other = ThreadKey(1, tid, subject.key(tid).starttime)
     outcomes = [
-        apply(subject.root, Action(key, target, target, "")).outcome for key in (stale, other)
+        apply_all(subject.root, [Action(key, target, target, "")])[0].outcome
+        for key in (stale, other)
     ]
     assert outcomes == [Outcome.REUSED, Outcome.GONE]
     assert [task.affinity for task in subject.tasks()] == before
@@ -140,7 +141,7 @@ def test_pin_to_a_cpu_that_is_not_there(subject: Subject) -> None:
     """EINVAL is told as a refusal and the affinity stays."""
     tid = subject.tids[1]
     before = tasks.get_affinity(tid, subject.root)
-    result = apply(subject.root, Action(subject.key(tid), CpuSet([8000]), before, "test"))
+    result = apply_all(subject.root, [Action(subject.key(tid), CpuSet([8000]), before, "test")])[0]
     assert result.outcome is Outcome.REFUSED
     assert tasks.get_affinity(tid, subject.root) == before
 
@@ -151,7 +152,7 @@ def test_ended_thread(subject: Subject) -> None:
     key = subject.key(tid)
     subject.end(tid)
     target = CpuSet([subject.cpus[0]])
-    assert apply(subject.root, Action(key, target, target, "test")).outcome is Outcome.GONE
+    assert apply_all(subject.root, [Action(key, target, target, "test")])[0].outcome is Outcome.GONE
     assert tid not in tasks.list_tids(subject.root, subject.pid)
     with pytest.raises(TaskGone):
         tasks.read_task(subject.root, subject.pid, tid, CpusetReader(subject.root))
@@ -228,7 +229,7 @@ def test_nobody_is_gone(subject: Subject) -> None:
         lambda: process.exe(subject.root, nobody),
         lambda: process.cgroups(subject.root, nobody),
         lambda: tasks.list_tids(subject.root, nobody),
-        lambda: tasks.TaskReader().read(subject.root, nobody, reader),
+        lambda: finish(tasks.TaskReader().read(subject.root, nobody, reader)),
         lambda: tasks.read_task(subject.root, subject.pid, nobody, reader),
     ]
     for question in questions:

@@ -58,7 +58,7 @@ def test_deep_audit(herd: list[Specimen]) -> None:
     expected = {
         s.pid: {
             task.key.tid: ExpectedThread(task.key.starttime, frozenset(task.affinity))
-            for task in TaskReader().read(HOST, s.pid, CpusetReader(HOST))
+            for task in finish(TaskReader().read(HOST, s.pid, CpusetReader(HOST)))
         }
         for s in herd
     }
@@ -92,10 +92,10 @@ def test_pass(threads: int) -> None:
                 os.close(fd)
                 os.sched_getaffinity(tid)
 
-        tasks = TaskReader().read(HOST, ours.pid, CpusetReader(HOST))
+        tasks = finish(TaskReader().read(HOST, ours.pid, CpusetReader(HOST)))
         actions = [Action(task.key, task.affinity, task.affinity, "") for task in tasks]
         floor = best_ms(bare)
-        read = best_ms(lambda: TaskReader().read(HOST, ours.pid, CpusetReader(HOST)))
+        read = best_ms(lambda: finish(TaskReader().read(HOST, ours.pid, CpusetReader(HOST))))
         applied = best_ms(lambda: apply_all(HOST, actions))
     print(
         f"\n{threads} threads: {floor=:.2f} ms, {read=:.2f} ms, set and verified {applied:.2f} ms"

@@ -16,7 +16,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.values import Outcome
-from kata_pin.linux.affinity import apply, apply_all, rt_node
+from kata_pin.linux.affinity import apply_all, rt_node
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST
 from kata_pin.linux.process import ProcessIndex
@@ -58,9 +58,9 @@ def test_cpuset_in_the_way() -> None:
         task = read_task(HOST, ours.pid, tid, CpusetReader(HOST))
         assert task.cgroup.endswith(group.path)
         assert task.cpuset == CpuSet([second])
-        refused = apply(HOST, action(ours.pid, tid, CpuSet([first])))
+        refused = apply_all(HOST, [action(ours.pid, tid, CpuSet([first]))])[0]
         assert (refused.outcome, refused.after) == (Outcome.REFUSED, None)
-        clipped = apply(HOST, action(ours.pid, tid, CpuSet([first, second])))
+        clipped = apply_all(HOST, [action(ours.pid, tid, CpuSet([first, second]))])[0]
         assert (clipped.outcome, clipped.after) == (Outcome.CLIPPED, CpuSet([second]))
         ours.child.kill()
         ours.child.wait()
@@ -88,7 +88,7 @@ def test_denied_without_the_capability() -> None:
     program = (
         "import sys; from tests.integration.test_affinity_kernel import *;"
         "pid = int(sys.argv[1]);"
-        f"print(apply(HOST, action(pid, pid, CpuSet([{first}]))).outcome.value)"
+        f"print(apply_all(HOST, [action(pid, pid, CpuSet([{first}]))])[0].outcome.value)"
     )
     drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     with specimen() as ours:
@@ -113,12 +113,12 @@ def test_zombie() -> None:
         child.send_signal(signal.SIGKILL)
         stat = Path(f"/proc/{child.pid}/stat")
         wait_for(lambda: ") Z " in stat.read_text(), "a zombie")
-        assert apply(HOST, todo).outcome in {Outcome.DONE, Outcome.GONE}
+        assert apply_all(HOST, [todo])[0].outcome in {Outcome.DONE, Outcome.GONE}
     finally:
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
-    assert apply(HOST, todo).outcome is Outcome.GONE
+    assert apply_all(HOST, [todo])[0].outcome is Outcome.GONE
 
 
 @pytest.mark.root
@@ -132,7 +132,7 @@ def test_kernel_thread_that_is_fixed() -> None:
     # Per-CPU threads such as cpuhp/0 live as long as the kernel; a kworker may end at any time.
     pid = min(process.pid for process in fixed)
     before = get_affinity(pid)
-    assert apply(HOST, action(pid, pid, before)).outcome is Outcome.FIXED
+    assert apply_all(HOST, [action(pid, pid, before)])[0].outcome is Outcome.FIXED
     assert get_affinity(pid) == before
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.sandbox import Task
+from kata_pin.base.steps import finish
 from kata_pin.linux import tasks
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST
@@ -22,7 +23,7 @@ def old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _read(reader: TaskReader, process: Specimen) -> dict[int, Task]:
-    found = reader.read(HOST, process.pid, CpusetReader(HOST))
+    found = finish(reader.read(HOST, process.pid, CpusetReader(HOST)))
     return {task.key.tid: task for task in found}
 
 

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.steps import finish
 from kata_pin.linux import tasks
-from kata_pin.linux.affinity import apply, apply_all
+from kata_pin.linux.affinity import apply_all
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.tasks import TaskReader, get_affinity, starttime
@@ -75,14 +76,14 @@ def main(case: str) -> None:
     tasks.NAMED_AFTER_S = -1.0  # type: ignore[misc] # its inode counts at once
     pid, victim, reader = os.getpid(), Sleeper(), TaskReader()
     key = ThreadKey(pid, victim.tid, starttime(HOST, pid, victim.tid))
-    reader.read(HOST, pid, CpusetReader(HOST))
+    finish(reader.read(HOST, pid, CpusetReader(HOST)))
     assert reader.inode(key)
     action = Action(key, CpuSet([min(os.sched_getaffinity(0))]), CpuSet(), "test")
 
     def pinned(root: HostRoot) -> str:
         if case.startswith("all"):
             return apply_all(root, [action], reader)[0].outcome
-        return apply(root, action).outcome
+        return apply_all(root, [action])[0].outcome
 
     if case.endswith("during"):
         print(pinned(HostRoot(calls=Swapping(victim))))
@@ -91,7 +92,7 @@ def main(case: str) -> None:
         victim = replace(victim)
     before = get_affinity(victim.tid)
     print(pinned(HOST))
-    assert key not in {task.key for task in reader.read(HOST, pid, CpusetReader(HOST))}
+    assert key not in {task.key for task in finish(reader.read(HOST, pid, CpusetReader(HOST)))}
     print("untouched" if get_affinity(victim.tid) == before else "touched")
 
 

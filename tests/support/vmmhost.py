@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from kata_pin.base.sandbox import Task
+from kata_pin.base.steps import finish
 from kata_pin.engine.observe import Survey
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HostRoot
@@ -123,7 +124,7 @@ def live(debugfs: str | Path = NO_DEBUGFS) -> HostAccess:
 def tasks(pid: int) -> list[Task]:
     """Return the threads of a process, with their affinities."""
     root = HostRoot()
-    return TaskReader().read(root, pid, CpusetReader(root))
+    return finish(TaskReader().read(root, pid, CpusetReader(root)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from kata_pin.base.errors import HostError
 from kata_pin.base.placement import Action
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.values import Outcome
-from kata_pin.linux.affinity import apply, apply_all
+from kata_pin.linux.affinity import apply_all
 from tests.support.hosttree import FakeHost
 
 
@@ -30,7 +30,7 @@ def to(cpus: str, tid: int = 11, starttime: int = 100) -> Action:
 
 def test_done(host: FakeHost) -> None:
     """The affinity is set and read back; no other thread's changes."""
-    result = apply(host.root, to("1-2"))
+    result = apply_all(host.root, [to("1-2")])[0]
     assert (result.outcome, str(result.after)) == (Outcome.DONE, "1-2")
     assert host.calls.affinities == {10: {0, 1, 2, 3}, 11: {1, 2}, 12: {0, 1, 2, 3}}
 
@@ -38,32 +38,32 @@ def test_done(host: FakeHost) -> None:
 def test_clipped_by_the_cpuset(host: FakeHost) -> None:
     """A target wider than the cpuset is set, and what the kernel left of it is told."""
     host.calls.cpusets[11] = frozenset({1})
-    result = apply(host.root, to("1-2"))
+    result = apply_all(host.root, [to("1-2")])[0]
     assert (result.outcome, str(result.after)) == (Outcome.CLIPPED, "1")
 
 
 def test_refused_outside_the_cpuset(host: FakeHost) -> None:
     """EINVAL is a refusal and changes nothing."""
     host.calls.cpusets[11] = frozenset({1})
-    assert apply(host.root, to("2-3")).outcome is Outcome.REFUSED
+    assert apply_all(host.root, [to("2-3")])[0].outcome is Outcome.REFUSED
     assert host.calls.affinities[11] == {0, 1, 2, 3}
 
 
 def test_empty_target_is_refused(host: FakeHost) -> None:
     """An empty target reaches no thread."""
-    assert apply(host.root, to("")).outcome is Outcome.REFUSED
+    assert apply_all(host.root, [to("")])[0].outcome is Outcome.REFUSED
 
 
 def test_denied(host: FakeHost) -> None:
     """EPERM is the missing capability."""
     host.calls.refuse[11] = errno.EPERM
-    assert apply(host.root, to("1")).outcome is Outcome.DENIED
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.DENIED
 
 
 def test_what_the_broker_does_not_accept(host: FakeHost) -> None:
     """EACCES is its policy's answer: no capability would help."""
     host.calls.refuse[11] = errno.EACCES
-    assert apply(host.root, to("1")).outcome is Outcome.UNVERIFIED
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.UNVERIFIED
 
 
 def test_fixed_kernel_thread(host: FakeHost) -> None:
@@ -71,48 +71,48 @@ def test_fixed_kernel_thread(host: FakeHost) -> None:
     host.process(50, flags=0x0020_0000 | PF_NO_SETAFFINITY)
     host.calls.refuse[50] = errno.EINVAL
     action = Action(ThreadKey(50, 50, 100), CpuSet([1]), CpuSet(), "test")
-    assert apply(host.root, action).outcome is Outcome.FIXED
+    assert apply_all(host.root, [action])[0].outcome is Outcome.FIXED
 
 
 def test_gone_before(host: FakeHost) -> None:
     """A thread that is not there is gone, and so is one of a process that is not there."""
-    assert apply(host.root, to("1", tid=13)).outcome is Outcome.GONE
+    assert apply_all(host.root, [to("1", tid=13)])[0].outcome is Outcome.GONE
     host.end(10)
-    assert apply(host.root, to("1")).outcome is Outcome.GONE
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.GONE
 
 
 def test_zero_never_means_ourselves(host: FakeHost) -> None:
     """A tid of 0, the caller itself for the system call, is a thread that does not exist."""
     host.calls.affinities[0] = frozenset({0})
-    assert apply(host.root, to("1", tid=0)).outcome is Outcome.GONE
+    assert apply_all(host.root, [to("1", tid=0)])[0].outcome is Outcome.GONE
     assert host.calls.affinities[0] == {0}
 
 
 def test_reused_before(host: FakeHost) -> None:
     """A tid that belongs to a later thread is not touched."""
     host.thread(10, 11, starttime=200)
-    assert apply(host.root, to("1")).outcome is Outcome.REUSED
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.REUSED
     assert host.calls.affinities[11] == {0, 1, 2, 3}
 
 
 def test_reused_during_the_call(host: FakeHost) -> None:
     """A tid that changes hands between the look and the call is reported, not undone."""
     host.calls.before_set = lambda tid: host.thread(10, tid, starttime=300)
-    assert apply(host.root, to("1")).outcome is Outcome.REUSED
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.REUSED
     assert host.calls.affinities[11] == {1}
 
 
 def test_dies_during_the_call(host: FakeHost) -> None:
     """A thread that dies between the look and the call is gone (ESRCH)."""
     host.calls.refuse[11] = errno.ESRCH
-    assert apply(host.root, to("1")).outcome is Outcome.GONE
+    assert apply_all(host.root, [to("1")])[0].outcome is Outcome.GONE
 
 
 def test_unknown_errno_is_an_error(host: FakeHost) -> None:
     """An errno that sched_setaffinity(2) does not list is raised with the thread's number."""
     host.calls.refuse[11] = errno.ENOSYS
     with pytest.raises(HostError, match="thread 11") as caught:
-        apply(host.root, to("1"))
+        apply_all(host.root, [to("1")])[0]
     assert caught.value.errno == errno.ENOSYS
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.base.sandbox import PF_KTHREAD, Process, ProcessKey
+from kata_pin.base.steps import finish
 from kata_pin.linux import process
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import HOST, HostRoot
@@ -196,17 +197,17 @@ def test_thread_that_vanishes_is_left_out(host: FakeHost) -> None:
     (host.folder / "proc/10/task/11/stat").unlink()
     del host.calls.affinities[12]
     reader = CpusetReader(host.root)
-    assert [task.key.tid for task in TaskReader().read(host.root, 10, reader)] == [10]
+    assert [task.key.tid for task in finish(TaskReader().read(host.root, 10, reader))] == [10]
     host.end_thread(10, 10)
     with pytest.raises(TaskGone):
-        TaskReader().read(host.root, 10, reader)
+        finish(TaskReader().read(host.root, 10, reader))
 
 
 def test_fields_of_a_task(host: FakeHost) -> None:
     """A task has the fields of its stat file, its affinity and its cgroup."""
     host.process(10, comm="CPU 0/KVM", starttime=77, cgroup="0::/kata_x")
     host.calls.affinities[10] = frozenset({2})
-    (task,) = TaskReader().read(host.root, 10, CpusetReader(host.root))
+    (task,) = finish(TaskReader().read(host.root, 10, CpusetReader(host.root)))
     assert (task.comm, task.key.starttime, task.cgroup) == ("CPU 0/KVM", 77, "/kata_x")
     assert (str(task.affinity), str(task.cpuset)) == ("2", "")
     assert (task.cpu_ticks, task.last_cpu) == (12, 2)
