@@ -1,7 +1,4 @@
-"""Which exclusive pCPUs should be quiet, and what still fires there and why.
-
-The state document shows both.
-"""
+"""Which exclusive pCPUs should be quiet, and what still fires there and why."""
 
 from __future__ import annotations
 
@@ -22,9 +19,6 @@ from kata_pin.base.sandbox import Container, Sandbox
 from kata_pin.base.values import NoteLevel, QuietLevel
 from kata_pin.linux.interrupts import Interrupt, InterruptRow, RowCounts
 from kata_pin.options.quiet.decide import (
-    PowerWish,
-    QuietWish,
-    is_allowed,
     power_wish,
     quiet_part,
     wish,
@@ -112,6 +106,7 @@ class QuietClaims:
     def _of(
         self, sandbox_id: str, placed: _Placed, topology: HostTopology, *, vfio: bool
     ) -> Iterator[QuietClaim]:
+        settings = self._live.now
         containers = self._facts.containers(sandbox_id)
         annotations = self._facts.annotations(sandbox_id, containers)
         records = {one.id: one for one in containers if one.id in placed.exclusive}
@@ -119,7 +114,14 @@ class QuietClaims:
         quiet, full, crio = EMPTY, EMPTY, EMPTY
         problems: dict[str, None] = {}
         for container_id, cpus in placed.exclusive.items():
-            found = self._wish(annotations, records.get(container_id))
+            record = records.get(container_id)
+            found = wish(
+                annotations,
+                record.name if record else "",
+                level=settings.quiet,
+                pods=settings.quiet_pods,
+                allowed=self._is_allowed(record),
+            )
             if found.problem:
                 problems[found.problem] = None
             part = quiet_part(cpus, topology, found)
@@ -127,7 +129,12 @@ class QuietClaims:
             full |= part if found.level is QuietLevel.FULL else EMPTY
             crio |= part if found.crio and container_id in from_crio else EMPTY
         some = next(iter(records.values()), None)
-        power = self._power(annotations, some, crio=bool(from_crio))
+        power = power_wish(
+            annotations,
+            level=settings.quiet,
+            allowed=self._is_allowed(some),
+            crio=bool(from_crio),
+        )
         if problems or power.problems:
             self.problems[sandbox_id] = (*problems, *power.problems)
         if quiet or power.idle or power.governor:
@@ -138,24 +145,10 @@ class QuietClaims:
                 bool(from_crio),
             )  # fmt: skip
 
-    def _wish(self, annotations: Mapping[str, str], record: Container | None) -> QuietWish:
-        return wish(
-            annotations,
-            record.name if record else "",
-            level=self._live.now.quiet,
-            pods=self._live.now.quiet_pods,
-            allowed=self._is_allowed(record),
-        )
-
-    def _power(
-        self, annotations: Mapping[str, str], record: Container | None, *, crio: bool
-    ) -> PowerWish:
-        level = self._live.now.quiet
-        return power_wish(annotations, level=level, allowed=self._is_allowed(record), crio=crio)
-
     def _is_allowed(self, record: Container | None) -> bool:
+        """Whether a rule lets pods of its namespace and runtime handler choose."""
         namespace, handler = (record.pod_namespace, record.handler) if record else ("", "")
-        return is_allowed(self._live.now.alloc.allow, namespace, handler)
+        return any(rule.matches(namespace, handler) for rule in self._live.now.alloc.allow)
 
 
 class Fired(NamedTuple):
@@ -222,40 +215,17 @@ class QuietStatus:
         """How many managed interrupts have a mask, by the mask: most have one of a few."""
         return Counter(one.mask for one in self.interrupts if one.managed)
 
-    def after(
-        self,
-        *,
-        level: QuietLevel,
-        state: QuietState,
-        claims: Sequence[QuietClaim],
-        refusals: Mapping[str, Sequence[str]],
-        interrupts: Sequence[Interrupt],
-        fired: Sequence[tuple[InterruptRow, Interrupt]],
-        outcome: TunerOutcome,
-        held: Counter[TunableKind],
-        irqbalance: tuple[int, ...],
-    ) -> QuietStatus:
-        """Return the status after another round."""
-        found = Fired.on(state.quiet & self.settled, fired)
-        managed = sum(one.times for one in found if one.interrupt.managed)
-        return QuietStatus(
-            level=level,
-            state=state,
-            claims=claims,
-            refusals=refusals,
-            settled=state.quiet & self.state.quiet,
-            interrupts=interrupts,
-            outcome=outcome,
-            fired=found,
-            irqbalance=irqbalance,
-            held=held,
-            rounds=self.rounds + 1,
-            failed=self.failed + outcome.failed,
-            written=self.written + outcome.written,
-            restored=self.restored + outcome.given_back,
-            managed_fired=self.managed_fired + managed,
-            movable_fired=self.movable_fired + sum(one.times for one in found) - managed,
-        )
+    def count(self, before: QuietStatus, fired: Sequence[tuple[InterruptRow, Interrupt]]) -> None:
+        """Go on with the counts of the round before; `fired` is all that fired since then."""
+        self.settled = self.state.quiet & before.state.quiet
+        self.fired = Fired.on(self.state.quiet & before.settled, fired)
+        managed = sum(one.times for one in self.fired if one.interrupt.managed)
+        self.rounds = before.rounds + 1
+        self.failed = before.failed + self.outcome.failed
+        self.written = before.written + self.outcome.written
+        self.restored = before.restored + self.outcome.given_back
+        self.managed_fired = before.managed_fired + managed
+        self.movable_fired = before.movable_fired + sum(one.times for one in self.fired) - managed
 
 
 # What the state document has of quiet pCPUs, as of the keeper's last round.

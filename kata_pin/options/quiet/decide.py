@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kata_pin.base.counters import InterruptKind
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
-from kata_pin.base.settings import AllowRule, QuietPods, VfioInterrupts
+from kata_pin.base.settings import QuietPods, VfioInterrupts
 from kata_pin.base.values import Movability, QuietLevel
 from kata_pin.linux.interrupts import NO_NODE, Interrupt
 from kata_pin.options.quiet.values import (
@@ -152,11 +152,6 @@ def _governor(value: str) -> str:
     return value if _GOVERNOR.match(value) else ""
 
 
-def is_allowed(rules: Iterable[AllowRule], namespace: str, handler: str) -> bool:
-    """Return whether a rule lets pods of this namespace and runtime handler choose."""
-    return any(rule.matches(namespace, handler) for rule in rules)
-
-
 def quiet_part(cpus: CpuSet, topology: HostTopology, found: QuietWish) -> CpuSet:
     """Return which of a container's pCPUs are to be quiet."""
     if not found.level.acts or not cpus:
@@ -283,12 +278,8 @@ class Firing(Struct, frozen=True):
     @property
     def kind(self) -> Movability:
         """Return whether it can be moved: `movable`, `managed`, or `guest` (of VFIO)."""
-        return kind_of(self.interrupt)
-
-
-def kind_of(one: Interrupt) -> Movability:
-    """Return whether an interrupt can be moved."""
-    return GUEST if one.row.vfio else MANAGED if one.managed else MOVABLE
+        one = self.interrupt
+        return GUEST if one.row.vfio else MANAGED if one.managed else MOVABLE
 
 
 def firing(
@@ -340,8 +331,7 @@ def _per_s(count: int, first: Reading, last: Reading) -> float:
 
 # How the kernel's own work must be kept off pCPUs that are quiet in full.
 #
-# Network queues only lose pCPUs, so no packet goes where it did not go before. Idle states and
-# frequency: decide.py.
+# Network queues only lose pCPUs, so no packet goes where it did not go before.
 
 _LISTS: Final = frozenset({TunableKind.WORKQUEUES, TunableKind.WATCHDOG, TunableKind.KERNEL_THREAD})
 _QUEUES: Final = frozenset({TunableKind.RPS, TunableKind.XPS})

@@ -481,17 +481,17 @@ class QuietKeeper(Running):
         refusals = dict(self._claims.problems)
         for sandbox_id, why in self._refused.items():
             refusals[sandbox_id] = (*refusals.get(sandbox_id, ()), *why)
-        self.status = now = before.after(
+        self.status = now = QuietStatus(
             level=self._live.now.quiet,
             state=state,
             claims=claims,
             refusals=refusals,
             interrupts=interrupts,
-            fired=self._table.fired,
             outcome=outcome,
             held=Counter(key.kind for key in self._tuner.records),
             irqbalance=self._irqbalance.running,
         )
+        now.count(before, self._table.fired)
         problems = dict(outcome.problems)
         if self._irqbalance.problem and state.quiet:
             problems["irqbalance"] = self._irqbalance.problem

@@ -1,7 +1,4 @@
-"""The tunables of the node, and their files.
-
-They say where the kernel does its own work, and set idle states, governors and irqbalance.
-"""
+"""The tunables of the node, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from errno import ECONNREFUSED, EINVAL, EIO, ENOENT, ESRCH
 from typing import Final
 
@@ -79,20 +75,13 @@ ROUNDS: Final = 3
 _SOCKET: Final = re.compile(r"irqbalance([1-9][0-9]{0,9})\.sock\Z")
 
 
-@dataclass
-class _Sent:
-    """A list that was sent and does not show yet."""
-
-    value: str
-    until: float
-
-
 class IrqbalanceProcesses:
     """The irqbalance processes of this node that can be reached."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, tuple[str, float]] = {}
+        """Lists that were sent and do not show yet, and until when that is no wonder."""
         self._sleep_s: dict[str, int] = {}
         self._given_back: set[str] = set()
         self._unanswered: dict[int, socket.socket] = {}
@@ -144,8 +133,8 @@ class IrqbalanceProcesses:
 
     def _is_pending(self, one: Observed) -> bool:
         """Return whether a list that was sent does not show yet."""
-        sent = self._sent.get(one.key.name)
-        if sent is None or one.value == sent.value or time.monotonic() > sent.until:
+        value, until = self._sent.get(one.key.name, ("", 0.0))
+        if one.value == value or time.monotonic() > until:
             self._sent.pop(one.key.name, None)
             return False
         return True
@@ -186,7 +175,7 @@ class IrqbalanceProcesses:
             return Written(ENOENT if _is_gone(error) else error.errno or EINVAL)
         end.close()
         until = time.monotonic() + ROUNDS * self._sleep_s.get(name, 10) + 2
-        self._sent[name] = _Sent(one.value, until)
+        self._sent[name] = one.value, until
         return Written(0)
 
 

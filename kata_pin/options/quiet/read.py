@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from errno import EINVAL, ENODEV, EPERM, ESRCH
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import KataPinError, ParseError
@@ -17,7 +17,7 @@ from kata_pin.base.sandbox import Process
 from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.counters import cpu_samples
 from kata_pin.linux.files import STAT_BYTES, HostRoot, read_bytes
-from kata_pin.linux.interrupts import Interrupt, default_mask, read_interrupts
+from kata_pin.linux.interrupts import default_mask, read_interrupts
 from kata_pin.linux.proc import check_size, kernel_worker, status_field
 from kata_pin.linux.process import read_process
 from kata_pin.options.quiet.services import (
@@ -43,12 +43,13 @@ from kata_pin.options.quiet.values import (
 )
 from kata_pin.rights.broker.libc import libc
 
+T = TypeVar("T")
+
 # Idle states and frequency of pCPUs.
 #
 # Facts are in Documentation/ABI/testing/sysfs-devices-power (pm_qos_resume_latency_us: `0` sets no
-# limit,
-# `n/a` allows no idle state), admin-guide/pm/cpufreq.rst (the files belong to a policy, which may
-# cover several CPUs).
+# limit, `n/a` allows no idle state), admin-guide/pm/cpufreq.rst (the files belong to a policy,
+# which may cover several CPUs).
 
 _POLICY: Final = re.compile(r"policy([0-9]{1,4})\Z")
 
@@ -346,8 +347,8 @@ def read_facts(root: HostRoot, cpus: CpuSet) -> QuietFacts:
     own = () if isinstance(threads, Unknown) else threads
     offloaded = {int(found[1]) for found in (_OFFLOAD.match(one.comm) for one in own) if found}
     return QuietFacts(
-        interrupts=_interrupts(root),
-        default_mask=_default_mask(root),
+        interrupts=_told(read_interrupts, root),
+        default_mask=_told(default_mask, root),
         workqueues=mask(root.sys("devices/virtual/workqueue/cpumask")),
         watchdog=known(f"{sysctl}/watchdog", lambda data: int(data) != 0),
         watchdog_mask=cpu_list(f"{sysctl}/watchdog_cpumask"),
@@ -366,15 +367,9 @@ def read_facts(root: HostRoot, cpus: CpuSet) -> QuietFacts:
     )
 
 
-def _interrupts(root: HostRoot) -> tuple[Interrupt, ...] | Unknown:
+def _told(read: Callable[[HostRoot], T], root: HostRoot) -> T | Unknown:
+    """Return what is read, Unknown where that fails."""
     try:
-        return read_interrupts(root)
-    except KataPinError as error:
-        return Unknown(error.message)
-
-
-def _default_mask(root: HostRoot) -> CpuSet | Unknown:
-    try:
-        return default_mask(root)
+        return read(root)
     except KataPinError as error:
         return Unknown(error.message)

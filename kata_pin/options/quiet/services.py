@@ -1,7 +1,4 @@
-"""Other programs that decide where interrupts and tasks run.
-
-These are irqbalance, tuned and CRI-O.
-"""
+"""Other programs that decide where interrupts and tasks run: irqbalance, tuned, CRI-O."""
 
 from __future__ import annotations
 

@@ -31,12 +31,10 @@ log = logging.getLogger(__name__)
 class StepKind(Enum):
     """What is due."""
 
-    NOTHING = "nothing"
+    NOTHING = "nothing"  # also where it does harm, and nobody can change it or no value is possible
     WRITE = "write"
     FORGET = "forget"  # it is as it was first, or another writer's: nothing is left to give back
     LEFT = "left"  # another writer's value that does harm, left for now
-    FIXED = "fixed"  # it does harm, and nobody can change it
-    IMPOSSIBLE = "impossible"  # it does harm, and no value is possible
 
 
 class TunableStep(NamedTuple):
@@ -50,39 +48,39 @@ class TunableStep(NamedTuple):
     overrides: bool = False
 
 
+NOTHING: Final = TunableStep(StepKind.NOTHING)
+FORGET: Final = TunableStep(StepKind.FORGET)
+
+
 def step(
     record: TunableRecord | None, seen: Observed, goal: Goal | None, *, backed_off: bool = False
 ) -> TunableStep:
     """Return what to do about one tunable; without a goal it is given back."""
     if record is not None and record.identity != seen.identity:  # what it was about is gone
         due = step(None, seen, goal)
-        return TunableStep(StepKind.FORGET) if due.kind is StepKind.NOTHING else due
+        return FORGET if due is NOTHING else due
     if goal is None:
         return _give_back(record, seen)
     harms = not goal.holds(seen.value)
-    if seen.fixed:
-        return TunableStep(StepKind.FIXED if harms else StepKind.NOTHING)
     ours = record is not None and record.is_ours(seen.value)
-    if not ours and not harms:
-        return TunableStep(StepKind.NOTHING)
+    if seen.fixed or not (ours or harms):
+        return NOTHING
     first = record.first if record is not None else seen.value
     wanted = goal.value(first)
-    if not wanted:
-        return TunableStep(StepKind.IMPOSSIBLE if harms else StepKind.NOTHING)
-    if wanted == seen.value:
-        return TunableStep(StepKind.NOTHING)
+    if wanted in {"", seen.value}:
+        return NOTHING
     theirs = record is not None and not ours
     if theirs and backed_off:
-        return TunableStep(StepKind.LEFT, overrides=True)
+        return TunableStep(StepKind.LEFT)
     fresh = TunableRecord(seen.key, seen.identity, first, wanted, seen.value)
     return TunableStep(StepKind.WRITE, fresh, overrides=theirs)
 
 
 def _give_back(record: TunableRecord | None, seen: Observed) -> TunableStep:
     if record is None:
-        return TunableStep(StepKind.NOTHING)
+        return NOTHING
     if seen.value == record.first or not record.is_ours(seen.value):
-        return TunableStep(StepKind.FORGET, overrides=seen.value != record.first)
+        return FORGET
     fresh = TunableRecord(seen.key, seen.identity, record.first, record.first, seen.value)
     return TunableStep(StepKind.WRITE, fresh)
 
@@ -182,7 +180,6 @@ class _Other:
 
     times: list[float] = field(default_factory=list)
     left_until: float = 0.0
-    value: str = ""
 
 
 @dataclass
@@ -191,14 +188,22 @@ class TunerOutcome:
 
     written: int = 0
     given_back: int = 0
-    fixed: list[Observed] = field(default_factory=list)
     left: list[Observed] = field(default_factory=list)
-    impossible: list[Observed] = field(default_factory=list)
     overridden: list[Observed] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     """Why writes failed, by what was written."""
     failed: Counter[TunableKind] = field(default_factory=Counter)
     """How many writes failed, but for those that nobody can make."""
+
+
+@dataclass
+class _Round:
+    """One `apply`: what is to be written, and forgotten, and what came of it."""
+
+    goals: Mapping[TunableKey, Goal]
+    outcome: TunerOutcome = field(default_factory=TunerOutcome)
+    due: list[TunableRecord] = field(default_factory=list)
+    forget: list[TunableKey] = field(default_factory=list)
 
 
 class Tuner:
@@ -249,17 +254,15 @@ class Tuner:
         """
         if self._calm is not None and self._calm[1] is goals and self._calm[0] == seen:
             return self._calm[2]
-        outcome = TunerOutcome()
         self._calm = None
-        due: list[TunableRecord] = []
-        forget: list[TunableKey] = []
+        now = _Round(goals)
         for one in seen:
-            self._decide(one, goals.get(one.key), outcome, due, forget)
-        await self._write(due, goals, outcome, forget)
-        self.forget(forget)
-        if not (due or forget or outcome.left or outcome.problems):
-            self._calm = seen, goals, outcome
-        return outcome
+            self._decide(one, now)
+        await self._write(now)
+        self.forget(now.forget)
+        if not (now.due or now.forget or now.outcome.left or now.outcome.problems):
+            self._calm = seen, goals, now.outcome
+        return now.outcome
 
     def adopt(self, records: Sequence[TunableRecord]) -> None:
         """Take values for ours that others made of ours, such as masks of new interrupts."""
@@ -273,15 +276,8 @@ class Tuner:
         there, of = set(seen), set(kinds)
         self.forget([key for key in self._records if key.kind in of and key not in there])
 
-    def _decide(
-        self,
-        one: Observed,
-        goal: Goal | None,
-        outcome: TunerOutcome,
-        due: list[TunableRecord],
-        forget: list[TunableKey],
-    ) -> None:
-        record = self._records.get(one.key)
+    def _decide(self, one: Observed, now: _Round) -> None:
+        goal, record = now.goals.get(one.key), self._records.get(one.key)
         if goal is None and record is None:
             return
         same = self._settled.get(one.key)
@@ -294,59 +290,42 @@ class Tuner:
         try:
             what = step(record, one, goal, backed_off=left)
         except ParseError as error:
-            outcome.problems[str(one.key)] = error.message
+            now.outcome.problems[str(one.key)] = error.message
             return
-        self._note(one, goal, what, outcome)
-        if what.kind is StepKind.NOTHING:
-            self._settled[one.key] = (one, goal, self._records.get(one.key))
-        else:
-            self._settled.pop(one.key, None)
-        if what.kind is StepKind.WRITE and what.record is not None:
-            due.append(what.record)
-        elif what.kind is StepKind.FORGET:
-            forget.append(one.key)
+        self._settled.pop(one.key, None)
+        match what.kind:
+            case StepKind.NOTHING:
+                if goal is not None and goal.holds(one.value):
+                    self._holds(one, goal, record)
+                self._settled[one.key] = (one, goal, self._records.get(one.key))
+            case StepKind.WRITE if what.record is not None:
+                if what.overrides and goal is not None and self._held.get(one.key) == goal:
+                    self._came_back(one, now.outcome)
+                now.due.append(what.record)
+            case StepKind.FORGET:
+                now.forget.append(one.key)
+            case StepKind.LEFT:
+                now.outcome.left.append(one)
 
-    def _note(
-        self, one: Observed, goal: Goal | None, what: TunableStep, outcome: TunerOutcome
-    ) -> None:
-        """Take down what a step means: whether others write, whether something cannot be done."""
-        lists = {
-            StepKind.FIXED: outcome.fixed,
-            StepKind.LEFT: outcome.left,
-            StepKind.IMPOSSIBLE: outcome.impossible,
-        }
-        if what.kind in lists:
-            lists[what.kind].append(one)
-        if goal is None:
-            return
-        if what.kind is StepKind.NOTHING and goal.holds(one.value):
-            self._held[one.key] = goal
-            record = self._records.get(one.key)
-            if record is not None and record.previous and record.written == one.value:
-                self._records[one.key] = replace(record, previous="")
-        elif what.kind is StepKind.WRITE and what.overrides and self._held.get(one.key) == goal:
-            self._came_back(one, outcome)
+    def _holds(self, one: Observed, goal: Goal, record: TunableRecord | None) -> None:
+        """Take down that a tunable is as it should be, and that its last write was made."""
+        self._held[one.key] = goal
+        if record is not None and record.previous and record.written == one.value:
+            self._records[one.key] = replace(record, previous="")
 
     def _came_back(self, one: Observed, outcome: TunerOutcome) -> None:
         """Another writer changed what was as it should be; after some times it is left alone."""
         now = time.monotonic()
         other = self._others.setdefault(one.key, _Other())
         other.times = [at for at in other.times if now - at < CALM_S] + [now]
-        other.value = one.value
         if len(other.times) >= RETURNS:
             other.times.clear()
             other.left_until = now + LEFT_S
             outcome.overridden.append(one)
 
-    async def _write(
-        self,
-        due: Sequence[TunableRecord],
-        goals: Mapping[TunableKey, Goal],
-        outcome: TunerOutcome,
-        forget: list[TunableKey],
-    ) -> None:
+    async def _write(self, now: _Round) -> None:
         by_kind: dict[TunableKind, list[TunableRecord]] = {}
-        for record in due:
+        for record in now.due:
             by_kind.setdefault(record.key.kind, []).append(record)
         for kind, records in by_kind.items():
             # one attempt shows whether the rights are there by now
@@ -359,24 +338,18 @@ class Tuner:
             self._no_rights.discard(kind)
             for record, answer in zip(chosen, answers, strict=True):
                 if answer.errno:
-                    self._failed(record, before[record.key], answer.errno, outcome, forget)
+                    self._failed(record, before[record.key], answer.errno, now)
                 else:
-                    self._succeeded(record, answer, goals.get(record.key), outcome, forget)
+                    self._succeeded(record, answer, now)
 
-    def _succeeded(
-        self,
-        record: TunableRecord,
-        answer: Written,
-        goal: Goal | None,
-        outcome: TunerOutcome,
-        forget: list[TunableKey],
-    ) -> None:
+    def _succeeded(self, record: TunableRecord, answer: Written, now: _Round) -> None:
+        goal = now.goals.get(record.key)
         if goal is None:
-            outcome.given_back += 1
+            now.outcome.given_back += 1
             if answer.value == record.first:
-                forget.append(record.key)
+                now.forget.append(record.key)
             return
-        outcome.written += 1
+        now.outcome.written += 1
         if answer.value is None:
             return
         sure = replace(record, written=answer.value, previous="")
@@ -387,29 +360,21 @@ class Tuner:
             self._held[record.key] = goal
 
     def _failed(
-        self,
-        record: TunableRecord,
-        before: TunableRecord | None,
-        errno: int,
-        outcome: TunerOutcome,
-        forget: list[TunableKey],
+        self, record: TunableRecord, before: TunableRecord | None, errno: int, now: _Round
     ) -> None:
         """Take down why; what was never written has nothing to give back."""
-        restores = record.written == record.first
-        if errno in _FIXED.get(record.key.kind, ()) and not restores:
-            self._fixed[record.key] = record.identity
-            outcome.fixed.append(Observed(record.key, record.identity, record.previous))
+        key = record.key
+        if errno in _FIXED.get(key.kind, ()) and record.written != record.first:
+            self._fixed[key] = record.identity
         elif errno != ENOENT:
-            outcome.problems[str(record.key)] = (
-                _NOT_SERVED if errno == EACCES else os.strerror(errno)
-            )
-            outcome.failed[record.key.kind] += 1
+            now.outcome.problems[str(key)] = _NOT_SERVED if errno == EACCES else os.strerror(errno)
+            now.outcome.failed[key.kind] += 1
             if errno in _NO_RIGHTS:
-                self._no_rights.add(record.key.kind)
+                self._no_rights.add(key.kind)
         if before is None or errno == ENOENT:
-            forget.append(record.key)
+            now.forget.append(key)
         else:
-            self._records[record.key] = before
+            self._records[key] = before
             self._store.keep([before])
 
     def forget(self, keys: Iterable[TunableKey]) -> None:

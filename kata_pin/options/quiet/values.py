@@ -1,7 +1,4 @@
-"""What the kernel and other programs do on pCPUs beside running tasks.
-
-Tunables are values of theirs that kata-pin changes for a while.
-"""
+"""What disturbs pCPUs beside tasks, and what kata-pin changes of it for a while."""
 
 from __future__ import annotations
 
