@@ -14,7 +14,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 from kata_pin.base.errors import KataPinError, ParseError, StateError
@@ -22,6 +23,8 @@ from kata_pin.linux.owned_files import FileRefused, read_projected
 from kata_pin.options.cluster import values
 from kata_pin.options.cluster.values import NodeStatus, PodEvent, Zone
 from kata_pin.peers.http import MAX_TOKEN, HttpAnswer, HttpClient
+
+T = TypeVar("T")
 
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
@@ -110,15 +113,10 @@ class ApiServer:
     async def remove_taint(self, node: str, key: str) -> bool:
         """Remove the taints with a key from a node; return whether there was one.
 
-        An empty patch returns the Node, so that the token needs no right to read Nodes. Raises
-        ApiRefused (422: the taints changed meanwhile), StateError.
+        Raises ApiRefused (422: the taints changed meanwhile), StateError.
         """
         path = f"/api/v1/nodes/{quote(node)}"
-        known = await self._write("PATCH", path, b"{}", MERGE)
-        try:
-            patch = values.encode_taint_removal(bytes(known.body), key)
-        except ParseError as error:
-            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
+        patch = await self._read(path, partial(values.encode_taint_removal, key=key))
         if not patch:
             return False
         await self._write("PATCH", path, patch, JSON_PATCH)
@@ -126,18 +124,14 @@ class ApiServer:
 
     async def topology_writer(self, node: str) -> str:
         """Return who else writes the zones of a node's NodeResourceTopology, or nothing."""
-        path = f"{_TOPOLOGIES}/{quote(node)}"
+        path = f"{_TOPOLOGIES}/{quote(node)}?fieldManager={MANAGER}"
         try:
-            known = await self._write("PATCH", f"{path}?fieldManager={MANAGER}", b"{}", MERGE)
+            writers = await self._read(path, partial(values.parse_writers, field="f:zones"))
         except ApiRefused as error:
             if error.status == http.client.NOT_FOUND:
                 return ""
             raise
-        try:
-            writers = values.parse_writers(bytes(known.body), "f:zones") - {MANAGER}
-        except ParseError as error:
-            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
-        return ", ".join(sorted(writers))
+        return ", ".join(sorted(writers - {MANAGER}))
 
     async def apply_topology(self, node: str, node_uid: str, zones: Sequence[Zone]) -> None:
         """Write a node's NodeResourceTopology; raises ApiRefused (409: it is another's)."""
@@ -150,25 +144,39 @@ class ApiServer:
         await self._write("POST", _events(event), body, JSON)
 
     async def repeat(self, event: PodEvent, *, name: str, when: str) -> None:
-        """Count an Event once more in its series; raises ApiRefused (404: it has expired).
-
-        An empty patch returns the Event, so that the token needs no right to read others'.
-        """
+        """Count an Event once more in its series; raises ApiRefused (404: it has expired)."""
         path = f"{_events(event)}/{quote(name)}"
-        known = await self._write("PATCH", path, b"{}", MERGE)
-        try:
-            count = values.parse_series(bytes(known.body)) + 1
-        except ParseError as error:
-            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
+        count = await self._read(path, values.parse_series) + 1
         await self._write("PATCH", path, values.encode_series(count, when), MERGE)
 
+    async def _read(self, path: str, parse: Callable[[bytes], T]) -> T:
+        """Return what an object says.
+
+        An empty patch returns it, so that the token needs no right to read others.
+        """
+        known = await self._write("PATCH", path, b"{}", MERGE)
+        try:
+            return parse(bytes(known.body))
+        except ParseError as error:
+            raise ApiRefused(_named("PATCH", path), known.status, str(error), 0.0) from error
+
     async def _write(self, method: str, path: str, body: bytes, kind: str) -> HttpAnswer:
-        answer = await self.client.ask(method, path, HttpClient.whole, body=body, kind=kind)
-        if answer.status not in {http.client.OK, http.client.CREATED}:
-            message = values.parse_refusal(bytes(answer.body))
-            what = f"{method} {path.partition('?')[0]}"
-            raise ApiRefused(what, answer.status, message, answer.retry_after_s)
-        return answer
+        return await _asked(self.client, method, path, body, kind)
+
+
+async def _asked(
+    client: HttpClient, method: str, path: str, body: bytes | None, kind: str
+) -> HttpAnswer:
+    answer = await client.ask(method, path, HttpClient.whole, body=body, kind=kind)
+    if answer.status not in {http.client.OK, http.client.CREATED}:
+        message = values.parse_refusal(bytes(answer.body))
+        raise ApiRefused(_named(method, path), answer.status, message, answer.retry_after_s)
+    return answer
+
+
+def _named(method: str, path: str) -> str:
+    """Return what was asked, as errors have it."""
+    return f"{method} {path.partition('?')[0]}"
 
 
 def _events(event: PodEvent) -> str:
@@ -258,10 +266,9 @@ class Rollout:
 
     async def _once(self, method: str, body: bytes | None) -> HttpAnswer | None:
         kind = "" if body is None else STRATEGIC
-        answer = await self.client.ask(method, self.path, HttpClient.whole, body=body, kind=kind)
-        if answer.status == http.client.NOT_FOUND:
-            return None
-        if answer.status != http.client.OK:
-            message = values.parse_refusal(bytes(answer.body))
-            raise ApiRefused(f"{method} {self.path}", answer.status, message, answer.retry_after_s)
-        return answer
+        try:
+            return await _asked(self.client, method, self.path, body, kind)
+        except ApiRefused as error:
+            if error.status == http.client.NOT_FOUND:
+                return None
+            raise

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from kata_pin.cli.options import Session, global_options, time_span
 from kata_pin.cli.render import screen
-
-if TYPE_CHECKING:
-    from kata_pin.options.cluster.publisher import Address
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,11 +49,9 @@ def api_options(also: str = "") -> Callable[[F], F]:
     return add
 
 
-def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
+def _address(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, int]:
     """Read an address with its port; raises BadParameter."""
     from ipaddress import ip_address
-
-    from kata_pin.options.cluster.publisher import Address
 
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -68,7 +63,7 @@ def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
         raise click.BadParameter(wanted, ctx, param) from error
     if not colon or not 0 <= number <= 65535:
         raise click.BadParameter("expected a port from 0 to 65535", ctx, param)
-    return Address(host, number)
+    return host, number
 
 
 @click.command()
@@ -103,7 +98,7 @@ def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
 def reporter(
     session: Session,
     *,
-    listen: Address,
+    listen: tuple[str, int],
     node: str | None,
     startup_taint: str | None,
     topology: bool,

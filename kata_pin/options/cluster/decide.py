@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
 
 from kata_pin.base.cpuset import CpuSet, union
@@ -119,12 +120,17 @@ def _cpus(state: State) -> tuple[CpuSet, CpuSet, FreeSource]:
 
 
 def _by_node(state: State, free: CpuSet) -> Iterator[FreeCpus]:
+    for node, cpus in islice(_nodes(state), MAX_NODES):
+        yield FreeCpus(node, len(cpus & free), _listed(cpus & free))
+
+
+def _nodes(state: State) -> Iterator[tuple[int, CpuSet]]:
+    """Yield each NUMA node with its pCPUs."""
     nodes: dict[int, list[int]] = {}
     for place in state.node.cpus:
         nodes.setdefault(place.node, []).append(place.cpu)
-    for node in sorted(nodes)[:MAX_NODES]:
-        cpus = CpuSet(nodes[node]) & free
-        yield FreeCpus(node, len(cpus), _listed(cpus))
+    for node in sorted(nodes):
+        yield node, CpuSet(nodes[node])
 
 
 def _pod(sandbox: Sandbox) -> PodPlacement:
@@ -277,11 +283,7 @@ def topology_zones(state: State) -> tuple[Zone, ...]:
     pools, online = allocation.pools, CpuSet.parse(state.node.online)
     allocatable = online - CpuSet.parse(pools.reserved)
     available = (allocatable & CpuSet.parse(pools.shared)) - CpuSet.parse(pools.exclusive)
-    nodes: dict[int, list[int]] = {}
-    for place in state.node.cpus:
-        nodes.setdefault(place.node, []).append(place.cpu)
-    members = {node: CpuSet(cpus) & online for node, cpus in sorted(nodes.items())}
     return tuple(
-        Zone(node, len(cpus), len(cpus & allocatable), len(cpus & available))
-        for node, cpus in members.items()
+        Zone(node, len(cpus & online), len(cpus & allocatable), len(cpus & available))
+        for node, cpus in _nodes(state)
     )

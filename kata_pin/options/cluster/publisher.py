@@ -1,7 +1,4 @@
-"""The reporter: reads the daemon, and writes the node's object on change.
-
-It also reports Events on pods, and answers probes and Prometheus.
-"""
+"""The reporter: the node's object, Events on its pods, answers to probes and Prometheus."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.documents.measured import WatchDocument
@@ -353,7 +349,12 @@ class Publisher:
     async def publish(self, events: Sequence[PodEvent] = ()) -> None:
         """Write what is due; a failure of one part is logged and waited out, and stops no other."""
         failure: KataPinError | None = None
-        for part in (self._remove_taint, partial(self._write, events), self._write_topology):
+        parts: list[Callable[[], Awaitable[None]]] = [partial(self._write, events)]
+        if self.taint is not None:
+            parts.insert(0, partial(self.taint.run, ready=self.is_ready))
+        if self.topology is not None:
+            parts.append(self.topology.run)
+        for part in parts:
             try:
                 await part()
             except KataPinError as error:
@@ -369,10 +370,6 @@ class Publisher:
         self.api_problem = ""
         self._backoff.succeeded()
 
-    async def _remove_taint(self) -> None:
-        if self.taint is not None:
-            await self.taint.run(ready=self.is_ready)
-
     async def _write(self, events: Sequence[PodEvent]) -> None:
         """Write the node's object if it is due, and the Events."""
         if self._is_due():
@@ -381,10 +378,6 @@ class Publisher:
             self._written, self._written_at = self.status, time.monotonic()
             self.requests["ok"] += 1
         await self._series.report(events)
-
-    async def _write_topology(self) -> None:
-        if self.topology is not None:
-            await self.topology.run()
 
     def _is_due(self) -> bool:
         """Whether something changed, or was not written for long; audits alone are no change."""
@@ -420,20 +413,13 @@ MAX_CLIENTS: Final = 16
 SEND_S: Final = 10.0
 
 
-class Address(Struct, frozen=True):
-    """Where the pages are served."""
-
-    host: str
-    port: int
-
-
 @dataclass
 class Reporter:
     """Serves until SIGTERM or SIGINT; without `writes` nothing is sent to the API server."""
 
     daemon: NodeDaemon
     publisher: Publisher
-    address: Address
+    address: tuple[str, int]
     writes: bool = True
 
     async def run(self) -> None:
@@ -442,9 +428,9 @@ class Reporter:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         try:
-            listener = tcp_listener(self.address.host, self.address.port)
+            listener = tcp_listener(*self.address)
         except (OSError, OverflowError) as error:
-            where = f"{self.address.host}:{self.address.port}"
+            where = "{}:{}".format(*self.address)
             raise KataPinError(f"cannot serve {where}: {reason_of(error)}") from error
         clients = Clients("client", MAX_CLIENTS, self._talk, limit=MAX_HEAD)
         async with clients.served(listener):

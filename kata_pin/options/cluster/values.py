@@ -1,7 +1,4 @@
-"""The objects of the API server.
-
-These are what the reporter writes, and the little that it reads (docs/cluster.md).
-"""
+"""The objects that the reporter writes, and the little that it reads (docs/cluster.md)."""
 
 from __future__ import annotations
 
@@ -255,14 +252,17 @@ def encode_release(*, classes: bool = False) -> bytes:
 
 def encode_placement(node: str, node_uid: str, status: NodeStatus | None) -> bytes:
     """Return a NodePlacement to be applied: with `status` its status alone, else the rest of it."""
-    metadata: dict[str, object] = {"name": node}
-    if status is None and node_uid:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
-        metadata["ownerReferences"] = [owner]
+    metadata = _metadata(node, node_uid if status is None else "")
     whole: dict[str, object] = {"apiVersion": GROUP, "kind": KIND, "metadata": metadata}
     if status is not None:
         whole["status"] = _camel(as_data(status))
     return encode(whole)
+
+
+def _metadata(node: str, node_uid: str) -> dict[str, object]:
+    """Return the metadata of an object that a node owns, if its uid is known."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+    return {"name": node} | ({"ownerReferences": [owner]} if node_uid else {})
 
 
 def encode_event(event: PodEvent, *, name: str, node: str, when: str) -> bytes:
@@ -322,13 +322,8 @@ def parse_writers(body: bytes, field: str) -> frozenset[str]:
 
 def encode_topology(node: str, node_uid: str, zones: Sequence[Zone]) -> bytes:
     """Return a NodeResourceTopology to be applied."""
-    metadata: dict[str, object] = {
-        "name": node,
-        "labels": {"app.kubernetes.io/managed-by": "kata-pin"},
-    }
-    if node_uid:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
-        metadata["ownerReferences"] = [owner]
+    metadata = _metadata(node, node_uid)
+    metadata["labels"] = {"app.kubernetes.io/managed-by": "kata-pin"}
     listed = [
         {
             "name": f"node-{zone.node}",

@@ -20,7 +20,6 @@ from kata_pin.base.errors import DaemonError, KataPinError
 from kata_pin.options.cluster import publisher as publisher_module
 from kata_pin.options.cluster.api import ApiServer
 from kata_pin.options.cluster.publisher import (
-    Address,
     NodeDaemon,
     Publisher,
     Reporter,
@@ -214,7 +213,7 @@ async def test_the_pages(double: ApiDouble, unused_tcp_port: int) -> None:
     """Probes tell a daemon that is away from one that is stuck; metrics are relayed."""
     one, daemon = publisher(double)
     one.period_s = 0.01
-    work = asyncio.create_task(Reporter(daemon, one, Address("127.0.0.1", unused_tcp_port)).run())
+    work = asyncio.create_task(Reporter(daemon, one, ("127.0.0.1", unused_tcp_port)).run())
     address = ("127.0.0.1", unused_tcp_port)
     try:
         async with asyncio.timeout(20):
@@ -249,4 +248,4 @@ async def test_an_address_that_is_taken(double: ApiDouble) -> None:
     one, daemon = publisher(double)
     host, port = double.server_address[:2]
     with pytest.raises(KataPinError, match=f"cannot serve {host!s}:{port}: Address already in use"):
-        await Reporter(daemon, one, Address(str(host), int(port))).run()
+        await Reporter(daemon, one, (str(host), int(port))).run()
