@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from kata_pin.base.config.tree import Config
 from kata_pin.base.counters import NodeBytes
 from kata_pin.base.cpuset import CpuSet, union
@@ -94,18 +96,30 @@ def _by_cgroup(state: State, root: HostRoot) -> Iterable[SandboxMemory]:
             users[folder] = users.get(folder, 0) + 1
     for sandbox in state.sandboxes:
         own = [one for one in folders.get(sandbox.id, []) if users[one] == 1]
-        nodes = vcpu_nodes(sandbox, state)
-        if sandbox.vmm is None:
-            yield _document(sandbox, nodes, {}, problem=sandbox.vmm_problem or "no VMM was found")
-            continue
-        folder, counted, problem = _counted(files, own)
-        mapped = huge.huge_pages(huge.folders(sandbox.vmm.pid, sandbox.vmm.pid) or [], folder)
-        yield _document(
-            sandbox, nodes, _sum(counted, mapped), source="cgroup", cgroup=folder, problem=problem
+        found = SandboxMemory(
+            id=sandbox.id,
+            pod=sandbox.pod,
+            pid=None,
+            vcpu_nodes=str(vcpu_nodes(sandbox, state)),
+            source="none",
+            cgroup="",
+            nodes=(),
+            total_bytes=None,
+            remote_bytes=None,
+            remote_percent=None,
+            problem=sandbox.vmm_problem or "no VMM was found",
+            move=sandbox.memory,
         )
+        if sandbox.vmm is not None:
+            pid = sandbox.vmm.pid
+            folder, counted, problem = _of_cgroup(files, own)
+            mapped = huge.huge_pages(huge.folders(pid, pid) or [], folder)
+            found = replace(found, pid=pid, cgroup=folder, problem=problem)
+            found = _counted(found, "cgroup", _sum(counted, mapped))
+        yield found
 
 
-def _counted(files: CgroupFiles, folders: Sequence[str]) -> tuple[str, _Memory, str]:
+def _of_cgroup(files: CgroupFiles, folders: Sequence[str]) -> tuple[str, _Memory, str]:
     """Return the folder of the sandbox alone that has counters, what it counts, and a problem.
 
     The innermost has all; on version 2 a folder for threads has none.
@@ -139,71 +153,36 @@ def _by_process(found: SandboxMemory, root: HostRoot) -> SandboxMemory:
         hint = "; run as root" if isinstance(data, PermissionError) else ""
         problem = f"cannot read numa_maps of process {found.pid}: {reason_of(data)}{hint}"
     else:
-        cut = len(data) >= MAX_MAPS
         try:
             mapped = parse_numa_maps(data[: data.rfind(b"\n") + 1])
         except ParseError as error:
             problem = error.message
         else:
+            cut = len(data) >= MAX_MAPS
             problem = f"only the first {MAX_MAPS} bytes of numa_maps were read" if cut else ""
-            return _filled(found, mapped, source="process", cgroup="", problem=problem)
-    return _filled(
-        found, {one.node: NodeBytes(one.bytes, one.huge_bytes) for one in found.nodes},
-        source=found.source, cgroup=found.cgroup, problem=problem,
-    )  # fmt: skip
+            return _counted(replace(found, cgroup="", problem=problem), "process", mapped)
+    return replace(found, problem=problem)
 
 
-def _document(
-    sandbox: Sandbox,
-    nodes: CpuSet,
-    counted: _Memory,
-    *,
-    source: MemorySource = "none",
-    cgroup: str = "",
-    problem: str = "",
-) -> SandboxMemory:
-    empty = SandboxMemory(
-        id=sandbox.id,
-        pod=sandbox.pod,
-        pid=sandbox.vmm.pid if sandbox.vmm else None,
-        vcpu_nodes=str(nodes),
-        source="none",
-        cgroup="",
-        nodes=(),
-        total_bytes=None,
-        remote_bytes=None,
-        remote_percent=None,
-        problem="",
-        move=sandbox.memory,
-    )
-    return _filled(empty, counted, source=source, cgroup=cgroup, problem=problem)
-
-
-def _filled(
-    found: SandboxMemory, counted: _Memory, *, source: MemorySource, cgroup: str, problem: str
-) -> SandboxMemory:
+def _counted(found: SandboxMemory, source: MemorySource, counted: _Memory) -> SandboxMemory:
+    """Return the same with what was counted, if that is anything."""
+    if not counted:
+        return replace(found, source="none", cgroup="", nodes=(), total_bytes=None,
+                       remote_bytes=None, remote_percent=None)  # fmt: skip
     near = parse(found.vcpu_nodes)
     total = sum(one.total for one in counted.values())
     remote = sum(one.total for node, one in counted.items() if node not in near)
-    known = bool(counted)
-    compared = known and bool(near)
-    return SandboxMemory(
-        id=found.id,
-        pod=found.pod,
-        pid=found.pid,
-        vcpu_nodes=found.vcpu_nodes,
-        source=source if known else "none",
-        cgroup=cgroup if known else "",
+    return replace(
+        found,
+        source=source,
         nodes=tuple(
             NodeMemory(node, one.total, one.huge)
             for node, one in sorted(counted.items())
             if one.total
         ),
-        total_bytes=total if known else None,
-        remote_bytes=remote if compared else None,
-        remote_percent=round(100 * remote / max(total, 1), 2) if compared else None,
-        problem=problem,
-        move=found.move,
+        total_bytes=total,
+        remote_bytes=remote if near else None,
+        remote_percent=round(100 * remote / max(total, 1), 2) if near else None,
     )
 
 
