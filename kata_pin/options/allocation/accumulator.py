@@ -1,15 +1,12 @@
-"""The topology accumulator: collects CPUs for one request.
-
-It takes the best fit first, or the same number of CPUs from each of few NUMA nodes.
-"""
+"""The kubelet's topology accumulator: collects CPUs for one request, packed or distributed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -25,7 +22,7 @@ from kata_pin.options.allocation.policy import AllocError, AllocFailure, not_eno
 Masks = Mapping[int, int]
 """Unit id to the bits of its CPUs, ids ascending."""
 
-NODE, PACKAGE, LLC, CORE = "node", "package", "llc", "core"
+NODE, PACKAGE, LLC, CORE, CPU = "node", "package", "llc", "core", "cpu"
 
 
 class Machine(Struct, frozen=True, eq=False, dict=True):
@@ -63,7 +60,13 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def units(self) -> Mapping[str, Masks]:
         """The units by level."""
-        return {NODE: self.nodes, PACKAGE: self.packages, LLC: self.llcs, CORE: self.cores}
+        return {
+            NODE: self.nodes,
+            PACKAGE: self.packages,
+            LLC: self.llcs,
+            CORE: self.cores,
+            CPU: {cpu: 1 << cpu for cpu in self.cpus},
+        }
 
     @cached_property
     def nodes_first(self) -> bool:
@@ -291,27 +294,46 @@ class Packing(Struct, frozen=True):
 PLAIN = Packing()
 
 
+class PackingStep(NamedTuple):
+    """A step of the packed algorithm: its units in order, and the taking."""
+
+    level: str
+    units: Callable[[], list[int]]
+    take: Callable[[], None]
+
+
+def packing_steps(accumulator: Accumulator, packing: Packing) -> Iterator[PackingStep]:
+    """Yield the steps of the packed algorithm in their order.
+
+    Whole units of the upper level first, then of the lower level, then caches (`by_llc`), whole
+    cores, and single CPUs beginning with cores already in part use. A step with nothing left to
+    take does nothing.
+    """
+    machine, spread = accumulator.machine, packing.spread
+    takes: dict[str, Callable[[], None]] = {
+        level: partial(accumulator.take_whole, level) for level in (machine.upper, machine.lower)
+    }
+    if packing.by_llc:
+        takes[LLC] = accumulator.take_llcs
+    if not spread:
+        takes[CORE] = partial(accumulator.take_whole, CORE)
+    for level, take in takes.items():
+        yield PackingStep(level, partial(accumulator.units, level), take)
+    cpus = partial(accumulator.cpus, spread=spread)
+    yield PackingStep(CPU, cpus, partial(accumulator.take_cpus, spread=spread))
+
+
 def take_packed(
     machine: Machine, available: CpuSet, wanted: int, packing: Packing = PLAIN
 ) -> CpuSet:
-    """Return `wanted` of the available CPUs; AllocError if there are not as many.
-
-    Whole units of the upper level first, then of the lower level, then caches (`by_llc`), whole
-    cores, and single CPUs beginning with cores already in part use. A step with nothing left
-    to take does nothing.
-    """
+    """Return `wanted` of the available CPUs; AllocError if there are not as many."""
     accumulator = Accumulator(machine, available.bits, wanted, true_sizes=packing.true_sizes)
     if accumulator.satisfied:
         return EMPTY
     if accumulator.failed:
         raise not_enough(wanted, len(available))
-    accumulator.take_whole(machine.upper)
-    accumulator.take_whole(machine.lower)
-    if packing.by_llc:
-        accumulator.take_llcs()
-    if not packing.spread:
-        accumulator.take_whole(CORE)
-    accumulator.take_cpus(spread=packing.spread)
+    for step in packing_steps(accumulator, packing):
+        step.take()
     if accumulator.needed > 0:
         raise AllocError(
             AllocFailure.FAILED, f"failed to allocate {wanted} CPUs from {available or 'none'}"

@@ -1,14 +1,10 @@
-"""Choosing CPUs for a container.
-
-This is the kubelet's way with its NUMA hints, and growing and shrinking a set.
-"""
+"""Choosing CPUs for a container as the kubelet does; growing and shrinking a set of CPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import combinations
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, Protocol
 
 from msgspec import Struct
 
@@ -17,13 +13,12 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
 from kata_pin.base.errors import ConfigError
 from kata_pin.base.settings import ManagerPolicy
 from kata_pin.options.allocation.accumulator import (
-    CORE,
-    LLC,
     NODE,
     Accumulator,
     Machine,
     Masks,
     Packing,
+    packing_steps,
     take_distributed,
     take_packed,
 )
@@ -65,21 +60,14 @@ def make_hints(
     wanted: int,
     *,
     align_by_socket: bool = False,
-    max_nodes: int = MAX_NODES,
 ) -> tuple[Hint, ...]:
     """Return a hint for each set of nodes with `wanted` CPUs in it, small sets first.
 
     `reusable` CPUs count as available, and every set must include all their nodes. A hint is
     preferred if it has as few nodes as an idle host would need, or (`align_by_socket`) spans as few
-    packages as that. An empty result means that the request cannot be served. Raises ConfigError
-    on a host with more than `max_nodes` nodes: there are 2**n sets.
+    packages as that. An empty result means that the request cannot be served.
     """
     nodes = tuple(machine.nodes)
-    if len(nodes) > max_nodes:
-        raise ConfigError(
-            f"{len(nodes)} NUMA nodes, hints are made for at most {max_nodes}",
-            key="max-allowable-numa-nodes",
-        )
     sets = [chosen for size in range(1, len(nodes) + 1) for chosen in combinations(nodes, size)]
     fewest = len(nodes)
     serving: list[tuple[int, ...]] = []
@@ -237,11 +225,7 @@ def choose_cpus(machine: Machine, available: CpuSet, wanted: int, options: Stati
 
     Raises AllocError when there are not enough.
     """
-    packing = Packing(
-        spread=options.distribute_cpus_across_cores,
-        by_llc=options.prefer_align_cpus_by_uncorecache,
-        true_sizes=options.true_unit_sizes,
-    )
+    packing = options.packing
     if options.distribute_cpus_across_numa:
         group = machine.threads_per_core if options.full_pcpus_only else 1
         return take_distributed(
@@ -278,48 +262,19 @@ def hinted(
     return allocatable & CpuSet.from_bits(bits)
 
 
-class _Step(NamedTuple):
-    """A step of the packed algorithm: its units in order, and the taking."""
-
-    level: str
-    units: Callable[[], list[int]]
-    masks: Masks
-    take: Callable[[], None]
-
-
 def _packed(
     machine: Machine, options: StaticOptions, free: CpuSet, wanted: int
 ) -> Iterator[Candidate]:
     """Yield the units of each step of `take_packed`, until the request is served."""
     accumulator = Accumulator(machine, free.bits, wanted, true_sizes=options.true_unit_sizes)
-    for step in _steps(accumulator, options):
+    for step in packing_steps(accumulator, options.packing):
         if accumulator.satisfied:
             return
         units, available, taken = step.units(), accumulator.available, accumulator.taken
         step.take()
         got = accumulator.taken & ~taken
         for unit in units:
-            yield _candidate(step.level, unit, step.masks[unit], available, got)
-
-
-def _steps(accumulator: Accumulator, options: StaticOptions) -> Iterator[_Step]:
-    """Yield the steps of `take_packed` in its order."""
-    machine, spread = accumulator.machine, options.distribute_cpus_across_cores
-    wholes: dict[str, Callable[[], None]] = {
-        level: partial(accumulator.take_whole, level) for level in (machine.upper, machine.lower)
-    }
-    if options.prefer_align_cpus_by_uncorecache:
-        wholes[LLC] = accumulator.take_llcs
-    if not spread:
-        wholes[CORE] = partial(accumulator.take_whole, CORE)
-    for level, take in wholes.items():
-        yield _Step(level, partial(accumulator.units, level), machine.units[level], take)
-    yield _Step(
-        "cpu",
-        partial(accumulator.cpus, spread=spread),
-        {cpu: 1 << cpu for cpu in machine.cpus},
-        partial(accumulator.take_cpus, spread=spread),
-    )
+            yield _candidate(step.level, unit, machine.units[step.level][unit], available, got)
 
 
 def _candidate(level: str, unit: int, bits: int, available: int, taken: int) -> Candidate:

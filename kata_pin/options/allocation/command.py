@@ -12,7 +12,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import PolicyDocument
 from kata_pin.base.documents.pools import Allocation, AllocExplainDocument, Grant, PoolsDocument
 from kata_pin.base.documents.state import State
-from kata_pin.base.errors import KataPinError, StateError
+from kata_pin.base.errors import KataPinError, ParseError, StateError
 from kata_pin.base.placement import KubeletState
 from kata_pin.base.values import CpuClass
 from kata_pin.cli.options import CommandGroup, Session, complete_sandbox, cpu_list, global_options
@@ -205,7 +205,6 @@ def _deciding(session: Session) -> Allocation | None:
 
 def _read(path: str, *, own: bool) -> KubeletState:
     """Return a checkpoint: the node's own, or a copy of any owner that the caller names."""
-    from kata_pin.base.errors import ParseError
     from kata_pin.linux.files import read_bytes
     from kata_pin.peers.kubelet.checkpoint import MAX_BYTES, parse_checkpoint, read_kubelet
 
@@ -325,8 +324,6 @@ def set_(session: Session, pod: str, cpus: str) -> None:
 
     POD is namespace/name or, for a running pod, its name or the start of its sandbox id.
     """
-    from kata_pin.base.values import CpuClass
-
     key = _key(session, pod)
     orders = _file(session).change(lambda known: known.update({key: CpuClass(cpus)}))
     _report(session, orders, f"{key}: {cpus}")
@@ -339,8 +336,6 @@ def set_(session: Session, pod: str, cpus: str) -> None:
 @click.pass_obj
 def unset(session: Session, pod: str) -> None:
     """Remove the override of a pod: its annotation decides again."""
-    from kata_pin.base.errors import KataPinError
-
     file = _file(session)
     key = pod if pod in file.read() else _key(session, pod)
     if key not in file.read():
@@ -370,7 +365,6 @@ def _key(session: Session, pod: str) -> str:
 
     A full name is used as given: the pod may not exist yet, or belong to another runtime.
     """
-    from kata_pin.base.errors import KataPinError
     from kata_pin.cli.reports.words import choose
     from kata_pin.options.allocation.orders import is_pod
 

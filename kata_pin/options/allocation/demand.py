@@ -1,8 +1,4 @@
-"""What a container is to get.
-
-This is its class and number of CPUs, the static policy's options, and its RDT and block-I/O
-classes.
-"""
+"""What a container is to get: class and number of CPUs, RDT class, block-I/O class."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ from kata_pin.base.errors import ConfigError
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings, Eligibility
 from kata_pin.base.values import CpuClass, NoteLevel
-from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.accumulator import Machine, Packing
 
 # What a container is to get: its class and its number of CPUs, with the reasons.
 #
@@ -223,6 +219,15 @@ class StaticOptions(Struct, frozen=True):
                 raise ConfigError(
                     f"cannot be used together with {_written(right)}", key=_written(left)
                 )
+
+    @property
+    def packing(self) -> Packing:
+        """How they have CPUs packed."""
+        return Packing(
+            spread=self.distribute_cpus_across_cores,
+            by_llc=self.prefer_align_cpus_by_uncorecache,
+            true_sizes=self.true_unit_sizes,
+        )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

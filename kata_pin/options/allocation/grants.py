@@ -1,7 +1,4 @@
-"""The allocator's state, and its messages (D15).
-
-A grant is stored before anything follows from it, and in force once its CPUs were left.
-"""
+"""The allocator's state, and its messages (D15)."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Decision, Grant, Holder, Refusal
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.documents.answers import NodeEventKind
+from kata_pin.base.documents.pools import RefusedRequest
 from kata_pin.base.errors import ParseError, StateError
 from kata_pin.base.placement import NO_VMM, RELEASED, Note, PassOutcome
 from kata_pin.base.sandbox import Vmm
@@ -177,17 +174,6 @@ LEFT_BEHIND: Final = Note(
 )
 
 
-class RefusedContainer(Struct, frozen=True):
-    """A container that did not get what it requested; `at` is time.time()."""
-
-    at: float
-    container_id: str
-    title: str
-    refusal: Refusal
-    pod: str
-    pod_uid: str
-
-
 class AllocNews:
     """The newest messages; `refusals` counts all by kind."""
 
@@ -195,7 +181,7 @@ class AllocNews:
         """`events` takes what is about the whole node."""
         self._events = events
         self._suspended = ""
-        self.refused: deque[RefusedContainer] = deque(maxlen=REMEMBERED)
+        self.refused: deque[RefusedRequest] = deque(maxlen=REMEMBERED)
         self.refusals: Counter[RefusalKind] = Counter()
         self._notes: dict[str, Note] = {}
         self._conflicts: dict[str, Note] = {}
@@ -272,8 +258,15 @@ class AllocNews:
         )
         self.refusals[refusal.kind] += 1
         self.refused.append(
-            RefusedContainer(
-                time.time(), request.container_id, title, refusal, pod.title, pod.pod_uid
+            RefusedRequest(
+                time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                id=request.container_id,
+                container=title,
+                kind=refusal.kind,
+                message=refusal.message,
+                strict=refusal.strict,
+                pod=pod.title,
+                pod_uid=pod.pod_uid,
             )
         )
 

@@ -1,8 +1,4 @@
-"""Others that decide cpusets too (D28).
-
-These are containers with exclusive CPUs that others gave, and other NRI plugins. Where running VMs
-have their memory is here too.
-"""
+"""Who else gives out CPUs (D28), and on which NUMA nodes running VMs have their memory."""
 
 from __future__ import annotations
 
@@ -38,8 +34,7 @@ from kata_pin.records.history import NodeEvents
 # Their CPUs are not free for our allocator. What is known comes from
 #
 # 1. NRI: containers that another plugin gave a cpuset. While NRI is not connected the last ones
-# known
-#    stay, because nothing reports that they ended;
+#    known stay, because nothing reports that they ended;
 # 2. the records of containers without a grant, judged as for pins (placement/exclusive.py): by
 #    the kubelet's checkpoint, the administrator's settings, or inference. A pass replaces a
 #    sandbox's records by what it believes of them;

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from kata_pin.base.allocation import (
 )
 from kata_pin.base.config.tree import Nri
 from kata_pin.base.values import ContainerKind, ContainerState
+from kata_pin.follow.reports import NriIntake
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import PendingPasses
 from kata_pin.options.allocation.holders import set_fields
@@ -42,7 +43,7 @@ from kata_pin.options.allocation.requests import (
 )
 from kata_pin.peers.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.peers.nri.replies import Cpuset, NriAnswer, Update
-from kata_pin.peers.nri.session import CreationRefused, Listener
+from kata_pin.peers.nri.session import CreationRefused
 from kata_pin.records.containers import Registry
 
 LAST: Final = "99"
@@ -55,21 +56,11 @@ OTHERS: Final = -1
 """The ticket of a start that waits only for passes over other sandboxes."""
 
 
-class Recorder(Listener, Protocol):
-    """Records Kata's containers, and knows which pods are Kata's (follow/reports.py)."""
-
-    def is_kata(self, pod: Pod) -> bool:
-        """Whether a pod has a VMM."""
-
-    def kata_among(self, pods: Iterable[Pod]) -> frozenset[str]:
-        """Return the ids of the pods that have one."""
-
-
 class NriDecider:
     """Answers for the allocator."""
 
     def __init__(
-        self, recorder: Recorder, allocator: Allocator, registry: Registry, passes: PendingPasses
+        self, recorder: NriIntake, allocator: Allocator, registry: Registry, passes: PendingPasses
     ) -> None:
         self._recorder = recorder
         self._allocator = allocator
@@ -328,7 +319,7 @@ def _runs(container: PodContainer) -> bool:
 
 
 def nri_decider(
-    recorder: Recorder, allocator: Allocator, registry: Registry, passes: PendingPasses
+    recorder: NriIntake, allocator: Allocator, registry: Registry, passes: PendingPasses
 ) -> NriDecider | None:
     """Return the decider, None while kata-pin only observes NRI.
 

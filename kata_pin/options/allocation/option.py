@@ -54,8 +54,7 @@ RESTORE_S: Final = 5.0
 """Longest that an uninstall waits for pushes that restore all CPUs."""
 
 
-# What a pass over one sandbox asks the allocator (engine/passes.py): its containers with their
-# CPUs.
+# What a pass over one sandbox asks the allocator: its containers with their CPUs.
 #
 # A pass also admits containers that no event reported and releases stopped ones, so that hooks
 # alone are enough for sandboxes. Nothing is kept here.

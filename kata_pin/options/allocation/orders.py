@@ -1,7 +1,4 @@
-"""The administrator's overrides: the CPU class of single pods.
-
-They are lines of a file that is watched.
-"""
+"""The file of the administrator's overrides: the CPU class of single pods."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from kata_pin.base.values import CpuClass
 from kata_pin.linux.inotify import folder_events
 from kata_pin.linux.owned_files import read_state
 
-# The administrator's overrides: the CPU class of single pods, one line each.
-#
 # > # pod                 class
 # > shop/database         exclusive
 # > 0c7a4d2be81f          share
@@ -89,10 +84,8 @@ def _order(words: list[str], source: str) -> tuple[str, CpuClass]:
         raise ParseError(f"expected one of {offered}", source=source, text=word) from None
 
 
-# The file of the administrator's overrides: read, watched, and changed by `kata-pin policy`.
-#
 # New content appears by rename, so it is complete or absent. A lock on the file's folder keeps two
-# commands apart. What the lines mean: options/allocation/orders.py.
+# commands (`kata-pin policy`) apart.
 
 RETRY_S: Final = 10.0  # between tries to watch a folder that does not exist
 

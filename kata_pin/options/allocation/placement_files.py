@@ -1,7 +1,4 @@
-"""What a container can read about its placement.
-
-It gets environment variables when it is created, and a file that follows changes.
-"""
+"""What a container can read about its placement: environment variables and a file."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from kata_pin.base.errors import reason_of
 log = logging.getLogger(__name__)
 
 
-# What a container can read about its placement: names and values, for its environment and a file.
-#
 # A Kata container runs in a VM, where the host's CPU numbers mean nothing: it gets its guest CPUs,
 # and only in the file, because they are known only once its vCPUs are there.
 
@@ -55,7 +50,7 @@ def file_text(grant: Grant, topology: HostTopology, guest_cpus: CpuSet | None) -
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
 
-# Containers can read their placement: environment at creation, and a file that follows changes.
+# The environment is set at creation, the file follows changes.
 #
 # Both by setting (`alloc.placement_env`, `alloc.placement_file`). Each container has a folder of
 # its own, which is mounted into it read-only; the file in it is replaced as a whole. A mounted

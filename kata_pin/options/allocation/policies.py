@@ -1,7 +1,4 @@
-"""The policies by name, and the choice of the policy `topology`.
-
-That choice takes the narrowest zone that fits, near the pod.
-"""
+"""The policies by name, and how the policy `topology` chooses CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import ClassVar, Final, NamedTuple
 from kata_pin.base.allocation import AllocState, Candidate
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.errors import ConfigError
-from kata_pin.base.settings import AllocSettings, ManagerPolicy
+from kata_pin.base.settings import AllocSettings
 from kata_pin.options.allocation.accumulator import Machine, take_packed
 from kata_pin.options.allocation.choice import (
     WHOLE_CORES,
@@ -190,31 +187,27 @@ def _zones(machine: Machine) -> Iterator[_Zone]:
 # The policies by name: `static`, `annotation`, `topology`, and those of other packages.
 
 
-def static(topology: HostTopology, settings: AllocSettings) -> Policy:
-    """Return the policy `static`: eligible containers get exclusive CPUs, as in the kubelet."""
-    choice = partial(_kubelet_choice, settings.manager)
-    return PooledPolicy("static", topology, settings, static_demand, choice, follows_memory=False)
+def _kubelets(
+    _: HostTopology, machine: Machine, options: StaticOptions, settings: AllocSettings
+) -> Choice:
+    return KubeletChoice(machine, options, settings.manager)
 
 
-def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
-    """Return the policy `annotation`: pods choose none, share or exclusive if allowed."""
-    choice = partial(_kubelet_choice, settings.manager)
-    return PooledPolicy(
-        "annotation", topology, settings, annotated_demand, choice, follows_memory=True
-    )
-
-
-def topology_aware(topology: HostTopology, settings: AllocSettings) -> Policy:
-    """Return the policy `topology`: narrow zones, whole cores, pods close together, fractions."""
-    return PooledPolicy(
-        "topology", topology, settings, topology_demand, _zone_choice, follows_memory=True
-    )
+def _by_zones(
+    topology: HostTopology, machine: Machine, _: StaticOptions, __: AllocSettings
+) -> Choice:
+    return ZoneChoice(topology, machine)
 
 
 BUILTIN: Final[Mapping[str, Factory]] = {
-    "static": static,
-    "annotation": annotation,
-    "topology": topology_aware,
+    # eligible containers get exclusive CPUs, as in the kubelet
+    "static": partial(PooledPolicy, "static", static_demand, _kubelets, follows_memory=False),
+    # pods choose none, share or exclusive if allowed
+    "annotation": partial(
+        PooledPolicy, "annotation", annotated_demand, _kubelets, follows_memory=True
+    ),
+    # narrow zones, whole cores, pods close together, fractions
+    "topology": partial(PooledPolicy, "topology", topology_demand, _by_zones, follows_memory=True),
 }
 
 
@@ -232,13 +225,3 @@ def create(
     if name not in known:
         raise ConfigError(f"unknown policy {name!r}; known: {', '.join(known)}", key="policy")
     return known[name](topology, settings)
-
-
-def _kubelet_choice(
-    manager: ManagerPolicy, _: HostTopology, machine: Machine, options: StaticOptions
-) -> Choice:
-    return KubeletChoice(machine, options, manager)
-
-
-def _zone_choice(topology: HostTopology, machine: Machine, _: StaticOptions) -> Choice:
-    return ZoneChoice(topology, machine)

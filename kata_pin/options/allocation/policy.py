@@ -1,7 +1,4 @@
-"""What an allocation policy is, and why an allocation failed (D14).
-
-A grant belongs to a container's name in its pod, of which there are instances.
-"""
+"""What an allocation policy is, why an allocation failed (D14), and what instances inherit."""
 
 from __future__ import annotations
 

@@ -224,6 +224,7 @@ def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> 
 # and its settings.
 
 Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
+MakeChoice: TypeAlias = Callable[[HostTopology, Machine, StaticOptions, AllocSettings], Choice]
 
 
 class PooledPolicy:
@@ -232,10 +233,10 @@ class PooledPolicy:
     def __init__(
         self,
         name: str,
+        rule: Rule,
+        make_choice: MakeChoice,
         topology: HostTopology,
         settings: AllocSettings,
-        rule: Rule,
-        make_choice: Callable[[HostTopology, Machine, StaticOptions], Choice],
         *,
         follows_memory: bool,
     ) -> None:
@@ -249,7 +250,7 @@ class PooledPolicy:
         self._options = StaticOptions.parse({"true-unit-sizes": "true", **settings.options})
         single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
         self._options.check_against(self._machine, single_numa_node=single)
-        self._choice = make_choice(topology, self._machine, self._options)
+        self._choice = make_choice(topology, self._machine, self._options, settings)
 
     def start(self) -> AllocState:
         """Return the state of a node without containers."""

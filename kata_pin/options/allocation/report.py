@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,6 +16,7 @@ from kata_pin.engine.counters import MetricRow
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.ledger import Ledger, cpuset_for
 from kata_pin.options.allocation.push import CRI, NRI, Pusher
+from kata_pin.options.allocation.shared_pool import pools_of
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.placement.masks import sandbox_of
 from kata_pin.service.sandbox_document import cpus, notes
@@ -38,13 +38,7 @@ def allocation_report(
         policy=allocator.policy_name,
         suspended=allocator.suspended,
         guarantee=allocator.guarantee,
-        pools=pools.Pools(
-            reserved=str(state.reserved),
-            housekeeping=str(state.housekeeping),
-            shared=str(state.shared),
-            exclusive=str(state.exclusive),
-            taken=str(state.taken),
-        ),
+        pools=pools_of(state),
         held_back=str(allocator.grants.held_back),
         grants=tuple(_grant(one, state, pending, ledger) for one in state.grants.values()),
         holders=tuple(
@@ -53,19 +47,7 @@ def allocation_report(
         ),
         push=None if pusher is None else _push(pusher, ledger),
         refusals=allocator.news.refusals.total(),
-        refused=tuple(
-            pools.RefusedRequest(
-                time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.at)),
-                id=one.container_id,
-                container=one.title,
-                kind=one.refusal.kind,
-                message=one.refusal.message,
-                strict=one.refusal.strict,
-                pod=one.pod,
-                pod_uid=one.pod_uid,
-            )
-            for one in allocator.news.refused
-        ),
+        refused=tuple(allocator.news.refused),
         problems=tuple(problems),
         notes=notes(allocator.notes),
     )

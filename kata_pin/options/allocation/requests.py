@@ -35,10 +35,10 @@ from kata_pin.placement.masks import vm_of
 
 # The allocator's state as a JSON document, for the registry (D15).
 #
-# The members are the fields of the values in model.alloc, pods inside their grants, CPU sets in
-# Linux's list format. Renaming a field there changes the document: raise VERSION then. A document
-# of another version, a damaged one or one that contradicts itself is a ParseError, and the daemon
-# rebuilds the state from what runs. Codec only: no files, no clocks.
+# The members are the fields of the values in base/allocation.py, pods inside their grants, CPU sets
+# in Linux's list format. Renaming a field there changes the document: raise VERSION then. A
+# document of another version, a damaged one or one that contradicts itself is a ParseError, and the
+# daemon rebuilds the state from what runs. Codec only: no files, no clocks.
 
 VERSION: Final = 2
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -255,11 +255,6 @@ class PodChoices:
     orders: Mapping[str, CpuClass] = field(default_factory=dict)
     specs: Specs = field(default_factory=dict)
 
-    def ordered(self, namespace: str, name: str, sandbox_id: str) -> CpuClass | None:
-        """Return the administrator's override for a pod."""
-        by_name = self.orders.get(f"{namespace}/{name}") if name else None
-        return by_name or self.orders.get(sandbox_id)
-
     def is_init(self, request: ContainerRequest) -> bool | None:
         """Whether it is an init container and no sidecar; None if its pod is not listed."""
         spec = self.specs.get(request.pod.pod_uid)
@@ -277,7 +272,8 @@ class PodChoices:
         last = known.annotations if known is not None and known.annotations else pod.annotations
         level = pod.pod_level if known is None else known.pod_level
         spec = self.specs.get(pod.pod_uid, PodSpec(last, pod_level=level))
-        ordered = self.ordered(pod.namespace, pod.name, sandbox_id)
+        by_name = self.orders.get(f"{pod.namespace}/{pod.name}") if pod.name else None
+        ordered = by_name or self.orders.get(sandbox_id)
         newest = replace(
             pod, annotations=spec.annotations, ordered=ordered, pod_level=spec.pod_level
         )

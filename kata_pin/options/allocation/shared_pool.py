@@ -1,7 +1,4 @@
-"""The shared pool's part in each grant.
-
-After a restart the grants are reconciled with the containers that run.
-"""
+"""The shared pool's part in each grant, and what running containers claim."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, RunningContainer
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.documents.pools import Pools
 from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.demand import Demand
@@ -33,6 +31,17 @@ def initial_state(topology: HostTopology, settings: AllocSettings) -> AllocState
     if not cpus:
         return AllocState(cpus=online, reserved=online)
     return AllocState(cpus, settings.reserved & online, housekeeping)
+
+
+def pools_of(state: AllocState) -> Pools:
+    """Return the pools as documents show them."""
+    return Pools(
+        reserved=str(state.reserved),
+        housekeeping=str(state.housekeeping),
+        shared=str(state.shared),
+        exclusive=str(state.exclusive),
+        taken=str(state.taken),
+    )
 
 
 def follow_pools(state: AllocState) -> AllocState:

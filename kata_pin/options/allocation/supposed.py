@@ -31,6 +31,7 @@ from kata_pin.base.values import CpuClass, GrantKind, NoteLevel
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.cli.reports.words import safe
 from kata_pin.options.allocation.policy import Policy
+from kata_pin.options.allocation.shared_pool import pools_of
 
 # Our state as a kubelet checkpoint, and a kubelet checkpoint as running containers.
 #
@@ -119,8 +120,8 @@ def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:
         vm=None if vm is None else _granted(vm),
         refused=_refused(decision),
         others=tuple(one.container_id for one in _others(decision, request)),
-        before=_pools(state),
-        after=_pools(decision.state),
+        before=pools_of(state),
+        after=pools_of(decision.state),
         candidates=tuple(_candidate(one) for one in policy.candidates(state, request)),
         notes=tuple(
             Note(one.code, one.text, one.level)
@@ -227,16 +228,6 @@ def _refused(decision: Decision) -> pools.Refusal | None:
     if refused is None:
         return None
     return pools.Refusal(refused.kind, refused.message, refused.strict)
-
-
-def _pools(found: AllocState) -> pools.Pools:
-    return pools.Pools(
-        reserved=str(found.reserved),
-        housekeeping=str(found.housekeeping),
-        shared=str(found.shared),
-        exclusive=str(found.exclusive),
-        taken=str(found.taken),
-    )
 
 
 def _candidate(one: Candidate) -> pools.Candidate:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.base.cpuset import EMPTY, CpuSet
-from kata_pin.base.errors import ConfigError
+from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.settings import ManagerPolicy
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import Affinity, Hint, choose, make_hints
@@ -49,14 +48,6 @@ def test_by_socket_the_packages_count() -> None:
     assert wide["0-1"]
     assert not wide["0,2"]
     assert wide["0"]
-
-
-def test_too_many_nodes() -> None:
-    """2**n sets are not made for an n above the kubelet's limit, unless it is raised."""
-    machine = Machine.of(host(Shape(uppers=3, lowers=3, cores=1).cpus()))
-    with pytest.raises(ConfigError, match="9 NUMA nodes"):
-        make_hints(machine, machine.cpus, EMPTY, 1)
-    assert len(make_hints(machine, machine.cpus, EMPTY, 1, max_nodes=9)) == 2**9 - 1
 
 
 ALL = CpuSet.parse("0-3")
