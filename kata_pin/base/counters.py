@@ -6,7 +6,7 @@ These are the kernel's running counters, the rates between two readings, and win
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
@@ -65,7 +65,7 @@ class CpuTimes(NamedTuple):
     steal: int
 
 
-class InterruptKind(Enum):
+class InterruptKind(StrEnum):
     """What an interrupt is for."""
 
     TICK = "tick"

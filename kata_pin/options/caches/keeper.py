@@ -312,7 +312,7 @@ class CacheGroups(Running):
             return f"another program moves {count(len(strays), 'thread')} out again and again"
         if not strays:
             return ""
-        changes = [AffinityChange(*_identity(one), 0, frozenset()) for one in strays]
+        changes = [AffinityChange(*one.key, 0, frozenset()) for one in strays]
         done = self._root.calls.join_group(held.class_name, sandbox_id, changes)
         failed = [one.errno for one in done if one.errno and one.errno not in _GONE]
         moved = zip(strays, done, strict=True)
@@ -361,10 +361,6 @@ def remove_group(table: CacheGroupTable, calls: Calls, sandbox_id: str, class_na
     table.forget(sandbox_id, class_name)
     if class_name and class_name not in {one for _, one in table.all()}:
         calls.remove_group(class_name, "")
-
-
-def _identity(thread: Thread) -> tuple[int, int, int]:
-    return thread.key.tgid, thread.key.tid, thread.key.starttime
 
 
 def start(core: Core) -> CacheGroups:

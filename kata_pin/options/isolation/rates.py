@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -25,6 +26,8 @@ from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.counters import TaskSampler, cpu_samples
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.resctrl import cache_use
+
+Name = TypeVar("Name", bound=str)
 
 # Rates of threads and of exclusive CPUs between two samples.
 #
@@ -92,22 +95,18 @@ class Window:
             foreign = self._foreign(alone, own, roamed + throttled, busy)
         steal = self._ticks(cpu, lambda times: times.steal)
         old, new = self._before.cpus.get(cpu), self._after.cpus.get(cpu)
-        interrupts, softirqs = (
-            ((old.interrupts, new.interrupts), (old.softirqs, new.softirqs))
-            if old is not None and new is not None
-            else ((None, None), (None, None))
-        )
-        by_kind = (
-            None if one is None else {kind.value: n for kind, n in one.items()}
-            for one in interrupts
-        )
+        interrupts: Mapping[str, float] | None = None
+        softirqs: Mapping[str, float] | None = None
+        if old is not None and new is not None:
+            interrupts = self._rates(old.interrupts, new.interrupts)
+            softirqs = self._rates(old.softirqs, new.softirqs)
         return CpuRates(
             own_percent=own,
             foreign_percent=foreign,
             foreign_switches=self._foreign_switches(cpu, every),
             steal_percent=None if steal is None else self._percent(steal * TICK_NS),
-            interrupts=self._rates(*by_kind),
-            softirqs=self._rates(*softirqs),
+            interrupts=interrupts,
+            softirqs=softirqs,
         )
 
     def _foreign(
@@ -188,7 +187,7 @@ class Window:
         return None if old is None or new is None else _growth(old, new) / self.seconds
 
     def _rates(
-        self, old: Mapping[str, int] | None, new: Mapping[str, int] | None
+        self, old: Mapping[Name, int] | None, new: Mapping[Name, int] | None
     ) -> dict[str, float] | None:
         if old is None or new is None:
             return None

@@ -1,7 +1,4 @@
-"""`top`: what threads of sandboxes and their exclusive pCPUs do, by samples.
-
-The view has the order, filter and position that keys change.
-"""
+"""`top`: samples of what threads and exclusive pCPUs do, and the view that keys change."""
 
 from __future__ import annotations
 

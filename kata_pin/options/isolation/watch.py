@@ -94,13 +94,12 @@ def _foreign(row: ProvedPcpu) -> list[tuple[RanTask, int]]:
 
 # The watch: after each audit, did anybody else have an exclusive pCPU?
 #
-# Cheap and always on: the counters of paired vCPUs and of their pCPUs
-# (placement/proof.py). Those of a sandbox's other threads that are confined to the pCPU
-# are read only while that alone does not say that it is quiet. Where others had a pCPU for more
-# than the setting
-# `isolation.max_foreign` allows, who it is takes a window: a second in which every task switch
-# there is recorded. A foreign task begins an episode, which lasts until the counters are quiet
-# again; episodes.py says what of it is recorded and logged.
+# Cheap and always on: the counters of paired vCPUs and of their pCPUs (placement/proof.py). Those
+# of a sandbox's other threads that are confined to the pCPU are read only while that alone does not
+# say that it is quiet. Where others had a pCPU for more than the setting `isolation.max_foreign`
+# allows, who it is takes a window: a second in which every task switch there is recorded. A foreign
+# task begins an episode, which lasts until the counters are quiet again; episodes.py says what of
+# it is recorded and logged.
 #
 # Kernel threads that belong to the pCPU, and the pod's own, are no intruders: after a window that
 # found nobody else the next one has to wait, each time twice as long; not for long where they had

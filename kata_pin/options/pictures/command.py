@@ -1,7 +1,4 @@
-"""`kata-pin draw`, and the picture on a terminal.
-
-That has the boxes as characters, the signs, the owners, and what is wrong.
-"""
+"""`kata-pin draw`, and the picture on a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pages in HTML: the node with what is wrong, and `prove --html`.
-
-The latter shows who ran when on each exclusive pCPU.
-"""
+"""Pages in HTML: `draw --html` and `prove --html`."""
 
 from __future__ import annotations
 

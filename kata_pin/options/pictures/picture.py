@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import groupby
+from operator import attrgetter
 from string import ascii_uppercase
 from typing import Final
 
@@ -316,6 +317,8 @@ The numbers' tiles are as wide as the numbers need.
 
 Level = Callable[[CpuPlace], int]
 
+_package, _node, _cache, _core = map(attrgetter, ("package", "node", "llc", "core"))
+
 
 def fitted(picture: Picture, output: Output, choices: Sequence[Choice] = SCREEN) -> Box:
     """Return the node as the first choice that fits has it, else as the last."""
@@ -393,22 +396,6 @@ def _at(tile: Tile) -> CpuPlace:
     if tile.place is None:
         raise AssertionError(f"pCPU {tile.number} is offline")
     return tile.place
-
-
-def _package(place: CpuPlace) -> int:
-    return place.package
-
-
-def _node(place: CpuPlace) -> int:
-    return place.node
-
-
-def _cache(place: CpuPlace) -> int:
-    return place.llc
-
-
-def _core(place: CpuPlace) -> int:
-    return place.core
 
 
 def _by(tiles: Sequence[Tile], level: Level) -> list[list[Tile]]:
