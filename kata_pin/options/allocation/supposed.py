@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -33,10 +33,6 @@ from kata_pin.cli.reports.words import safe
 from kata_pin.options.allocation.policy import Policy
 from kata_pin.options.allocation.shared_pool import pools_of
 
-# Our state as a kubelet checkpoint, and a kubelet checkpoint as running containers.
-#
-# For comparison, and for nodes that change from the kubelet's static policy to ours.
-
 
 def as_kubelet(state: AllocState) -> KubeletState:
     """Return the state as a checkpoint of the static policy: exclusive CPUs by pod and container.
@@ -50,21 +46,6 @@ def as_kubelet(state: AllocState) -> KubeletState:
             of_pod = entries.setdefault(grant.pod_uid, {})
             of_pod[grant.request.name or grant.container_id] = grant.exclusive
     return KubeletState("static", state.shared | state.housekeeping, entries)
-
-
-def from_kubelet(
-    kubelet: KubeletState, requests: Iterable[ContainerRequest]
-) -> tuple[RunningContainer, ...]:
-    """Return what runs, with its CPUs in the checkpoint: for Policy.reconcile.
-
-    Containers without an entry have the default set. Entries of others are left out.
-    """
-    return tuple(
-        RunningContainer(
-            one, kubelet.entries.get(one.pod.pod_uid, {}).get(one.name, kubelet.default)
-        )
-        for one in requests
-    )
 
 
 # The documents of `alloc what-if` and `alloc compare`: what a policy would give.
@@ -247,17 +228,12 @@ def taken_over(kubelet: KubeletState, policy: Policy) -> KubeletState:
     Each entry stands for a container of a Guaranteed pod that requests as many CPUs as it has, and
     has asked for exclusive ones where the policy wants to be asked. No VM is supposed behind it.
     """
-    requests = [
-        ContainerRequest(
-            f"{uid}/{name}",
-            PodRequest(uid, qos=Qos.GUARANTEED, ordered=CpuClass.EXCLUSIVE),
-            name,
-            cpu_millis=len(cpus) * 1000,
-            quota_us=len(cpus) * 100_000,
-        )
-        for uid, name, cpus in _entries(kubelet)
-    ]
-    running = from_kubelet(kubelet, requests)
+    running = []
+    for uid, name, cpus in _entries(kubelet):
+        pod = PodRequest(uid, qos=Qos.GUARANTEED, ordered=CpuClass.EXCLUSIVE)
+        asked, quota = len(cpus) * 1000, len(cpus) * 100_000
+        request = ContainerRequest(f"{uid}/{name}", pod, name, asked, quota_us=quota)
+        running.append(RunningContainer(request, cpus))
     return as_kubelet(policy.reconcile(policy.start(), running).state)
 
 

@@ -12,7 +12,7 @@ from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSett
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import Policy
-from kata_pin.options.allocation.supposed import as_kubelet, from_kubelet
+from kata_pin.options.allocation.supposed import as_kubelet, taken_over
 from kata_pin.peers.kubelet.checkpoint import dump_checkpoint, parse_checkpoint
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
@@ -349,9 +349,8 @@ def test_kubelets_checkpoint_and_back() -> None:
     assert kubelet.static
     assert kubelet.entries == {"x": {"app": cpus("0,8")}}
     assert kubelet.default == state.shared
-    running = from_kubelet(kubelet, [grant.request for grant in state.grants.values()])
-    taken = create("static", HOST, OPEN).reconcile(AllocState(), running).state
-    assert taken.grants["x-app"].exclusive == cpus("0,8")
+    taken = taken_over(kubelet, create("static", HOST, OPEN))
+    assert taken.entries == kubelet.entries
 
 
 def test_checkpoint_of_a_node_with_housekeeping() -> None:
