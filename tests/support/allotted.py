@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import ContainerRequest, PodRequest
 from kata_pin.base.config.alloc import Alloc
-from kata_pin.base.config.tree import Config
+from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import HostTopology
 from kata_pin.base.placement import KubeletState, Node, PassOutcome
+from kata_pin.base.sandbox import Vmm
 from kata_pin.base.settings import AllowRule, Eligibility, PlacementSettings
 from kata_pin.base.values import CpuClass
-from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandboxes import Sandboxes
-from kata_pin.options.allocation.adjustments import HostDevices
+from kata_pin.linux.files import HOST
 from kata_pin.options.allocation.allocator import Allocator
-from kata_pin.options.allocation.checked_policy import make_policy
-from kata_pin.options.allocation.grants import AllocStore, PendingPasses
-from kata_pin.options.allocation.holders import Holders, MemoryHomes
-from kata_pin.options.allocation.placement_files import PlacementFiles
+from kata_pin.options.allocation.grants import PendingPasses
 from kata_pin.placement.masks import vm_of
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import NodeEvents
+from kata_pin.service.options import Core
 from tests.support.world import flat
 
 ANYBODY = (AllowRule(),)
@@ -59,6 +57,10 @@ class Moves(PendingPasses):
         super().__init__(cast("Sandboxes", None))
         self.requested: list[tuple[frozenset[str], str]] = []
 
+    def vmm(self, sandbox_id: str) -> Vmm | None:
+        """Return nothing: no pass has found one."""
+        return None
+
     def request(self, sandbox_ids: Collection[str], why: str) -> frozenset[str]:
         """Record them."""
         self.requested.append((frozenset(sandbox_ids), why))
@@ -69,46 +71,29 @@ class Moves(PendingPasses):
         return False
 
 
+def core(registry: Registry, host: Host, **fields: Any) -> Core:
+    """Return what an allocator takes of the core, with these settings."""
+    parts = SimpleNamespace(
+        live=LiveConfig(Config(alloc=settings(**fields))),
+        node=host,
+        root=HOST,
+        registry=registry,
+        events=NodeEvents(registry),
+        kata_pinning=SimpleNamespace(hot_plug=False),
+    )
+    return cast("Core", parts)
+
+
 def looking(registry: Registry, host: Host, **fields: Any) -> Allocator:
     """Return an allocator that decides nothing, as a command without a daemon has it."""
-    chosen = settings(**fields)
-    make = partial(make_policy, chosen)
-    return Allocator(
-        chosen,
-        cast("NodeWatch", host),
-        AllocStore(registry),
-        make,
-        holders=Holders(registry),
-        events=NodeEvents(),
-    )
+    return Allocator(core(registry, host, **fields), None)
 
 
 def allocator(
-    registry: Registry,
-    host: Host,
-    passes: PendingPasses | None = None,
-    placements: PlacementFiles | None = None,
-    memory: MemoryHomes | None = None,
-    *,
-    devices: HostDevices | None = None,
-    **fields: Any,
+    registry: Registry, host: Host, passes: PendingPasses | None = None, **fields: Any
 ) -> Allocator:
     """Return an allocator at work, in line with its host."""
-    chosen = settings(**fields)
-    make = partial(make_policy, chosen)
-    store = AllocStore(registry)
-    one = Allocator(
-        chosen,
-        cast("NodeWatch", host),
-        store,
-        make,
-        holders=Holders(registry),
-        events=NodeEvents(registry),
-        passes=passes or Moves(),
-        placements=placements,
-        memory=memory,
-        devices=devices,
-    )
+    one = Allocator(core(registry, host, **fields), passes or Moves())
     one.follow_host()
     return one
 

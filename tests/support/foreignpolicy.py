@@ -14,7 +14,7 @@ _MODULE = """
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AtCreation, Device, Limits, Mount
-from kata_pin.options.allocation.policies import static
+from kata_pin.options.allocation.policies import BUILTIN
 
 MIB = 1 << 20
 KMSG = Device("/dev/kmsg", "c", 1, 11, mode=0o440, access="r")
@@ -26,7 +26,7 @@ class Generous:
     name = "generous"
 
     def __init__(self, topology, settings):
-        self._static = static(topology, settings)
+        self._static = BUILTIN["static"](topology, settings)
         self._hints = settings.mount_sources[0]
         self.start, self.release = self._static.start, self._static.release
         self.reconcile, self.decline = self._static.reconcile, self._static.decline

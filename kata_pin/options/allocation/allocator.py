@@ -28,10 +28,8 @@ from kata_pin.base.errors import KataPinError
 from kata_pin.base.placement import Node, Note
 from kata_pin.base.sandbox import Container
 from kata_pin.base.values import CpuClass, Guarantee, NoteLevel
-from kata_pin.engine.node import NodeWatch
-from kata_pin.linux.files import HOST
 from kata_pin.options.allocation.adjustments import HostDevices
-from kata_pin.options.allocation.checked_policy import CheckedPolicy
+from kata_pin.options.allocation.checked_policy import CheckedPolicy, make_policy
 from kata_pin.options.allocation.demand import strict, with_classes
 from kata_pin.options.allocation.grants import (
     LEFT_BEHIND,
@@ -54,50 +52,32 @@ from kata_pin.options.allocation.policy import (
 )
 from kata_pin.options.allocation.requests import PodChoices, Specs, as_requested
 from kata_pin.placement.masks import sandbox_of
-from kata_pin.records.history import NodeEvents
+from kata_pin.service.options import Core
 
 log = logging.getLogger(__name__)
 
-Make = Callable[[HostTopology], Policy]
-"""Makes the policy for a host; raises ConfigError."""
+Make = Callable[[Alloc, HostTopology], Policy]
+"""Makes the policy of these settings for a host; raises ConfigError."""
 
 
 class Allocator:
     """Holds the state and takes decisions; raises StateError if one cannot be stored."""
 
-    def __init__(
-        self,
-        settings: Alloc,
-        node: NodeWatch,
-        store: AllocStore,
-        make: Make,
-        *,
-        holders: Holders,
-        events: NodeEvents,
-        passes: PendingPasses | None = None,
-        placements: PlacementFiles | None = None,
-        memory: MemoryHomes | None = None,
-        devices: HostDevices | None = None,
-    ) -> None:
-        """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline).
-
-        `holders` knows the containers that others gave exclusive CPUs; `events` takes what is about
-        the whole node; `placements` tells containers where they are, None: nothing does; `memory`
-        knows where that of VMs is, and `devices` where those of containers are.
-        """
+    def __init__(self, core: Core, passes: PendingPasses | None, make: Make = make_policy) -> None:
+        """`passes` gives a pass to sandboxes that move; None: nothing is decided (offline)."""
+        self._settings = core.live.now.alloc
         self.problem = ""
-        self.news = AllocNews(events)
-        self.conflicts = PluginConflicts(events)
-        self.grants = Grants(store, self.news, passes)
-        self.ledger = Ledger(lambda: node.current().topology.online)
-        self._settings = settings
-        self._node = node
+        self.news = AllocNews(core.events)
+        self.conflicts = PluginConflicts(core.events)
+        self.grants = Grants(AllocStore(core.registry), self.news, passes)
+        self.ledger = Ledger(lambda: core.node.current().topology.online)
+        self.placements = PlacementFiles(core.live.now.runtime_dir, self._settings)
+        self.devices = HostDevices(core.root, core.kata_pinning.hot_plug)
+        self._node = core.node
         self._make = make
-        self._holders = holders
+        self._holders = Holders(core.registry)
         self._passes = passes
-        self.placements = placements
-        self._memory = memory
-        self.devices = devices or HostDevices(HOST)
+        self._memory = None if passes is None else MemoryHomes(core.root, core.node, passes.vmm)
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
@@ -233,7 +213,7 @@ class Allocator:
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
         try:
-            made = self._make(topology)
+            made = self._make(self._settings, topology)
             settings = self._settings.settings
             self._policy = CheckedPolicy(
                 self._settings.policy, made, topology, settings, self.devices
@@ -297,9 +277,8 @@ class Allocator:
         """Give a new container its CPUs and classes, and let it read its placement."""
         decision = self._allocated(policy, request)
         decision = with_classes(decision, request.container_id, self._settings.settings)
-        if self.placements is not None:
-            topology = self._node.current().topology
-            decision = self.placements.announced(decision, request.container_id, topology)
+        topology = self._node.current().topology
+        decision = self.placements.announced(decision, request.container_id, topology)
         return self._take(decision, "allocated", request)
 
     def _allocated(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:

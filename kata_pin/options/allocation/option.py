@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -27,14 +26,11 @@ from kata_pin.base.sandbox import Container
 from kata_pin.base.values import ContainerKind, ContainerState, Guarantee, ThreadRole
 from kata_pin.engine.counters import Shown, readings
 from kata_pin.linux.cgroups import CpusetReader
-from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.allocator import Allocator
-from kata_pin.options.allocation.checked_policy import make_policy
-from kata_pin.options.allocation.grants import AllocStore, PendingPasses
-from kata_pin.options.allocation.holders import Holders, MemoryHomes
+from kata_pin.options.allocation.grants import PendingPasses
 from kata_pin.options.allocation.nri_decider import nri_decider, plugin_index
 from kata_pin.options.allocation.orders import OrdersFile
-from kata_pin.options.allocation.placement_files import PlacementFiles, file_text
+from kata_pin.options.allocation.placement_files import file_text
 from kata_pin.options.allocation.push import Pusher, kept_cpusets, restore_cpusets
 from kata_pin.options.allocation.report import METRICS, allocation_report
 from kata_pin.options.allocation.requests import request_of_record
@@ -149,7 +145,7 @@ class Allocation(StoredAllocation):
     def __init__(self, core: Core, serving: Serving) -> None:
         """Raises StateError."""
         self._passes = PendingPasses(core.sandboxes)
-        super().__init__(core, make_allocator(core, self._passes))
+        super().__init__(core, Allocator(core, self._passes))
         self._guests = serving.guests
         self._ledger = self._allocator.ledger
         self._node = core.node
@@ -402,7 +398,7 @@ class Allocation(StoredAllocation):
         Guests report nothing, so theirs are looked at again every GUEST_S.
         """
         files = self._allocator.placements
-        while files is not None and files.on:
+        while files.on:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GUEST_S):
                     await self._ledger.woken.wait()
@@ -444,28 +440,11 @@ class Allocation(StoredAllocation):
         self._ledger.wake()
 
 
-def make_allocator(core: Core, passes: PendingPasses | None) -> Allocator:
-    """Return the allocator; without `passes` it decides nothing. Raises StateError."""
-    config = core.live.now
-    return Allocator(
-        config.alloc,
-        core.node,
-        AllocStore(core.registry),
-        partial(make_policy, config.alloc),
-        holders=Holders(core.registry),
-        events=core.events,
-        passes=passes,
-        placements=PlacementFiles(config.runtime_dir, config.alloc),
-        memory=None if passes is None else MemoryHomes(core.root, core.node, passes.vmm),
-        devices=HostDevices(core.root, core.kata_pinning.hot_plug),
-    )
-
-
 def start(core: Core) -> StoredAllocation:
     """Return the option at work; raises StateError."""
     if core.serving is not None:
         return Allocation(core, core.serving)
-    return StoredAllocation(core, make_allocator(core, None))
+    return StoredAllocation(core, Allocator(core, None))
 
 
 def _vcpu_cgroup(outcome: PassOutcome) -> tuple[str, CpuSet]:

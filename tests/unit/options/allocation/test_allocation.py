@@ -22,7 +22,7 @@ from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.ledger import RetryState
 from kata_pin.options.allocation.nri_decider import LAST, plugin_index
-from kata_pin.options.allocation.option import Allocation, make_allocator
+from kata_pin.options.allocation.option import Allocation
 from kata_pin.options.allocation.push import Pusher
 from kata_pin.options.allocation.report import METRICS, allocation_report
 from kata_pin.peers.cri import CriClient
@@ -145,7 +145,7 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
         ("none", Nri().index, Nri().index),
     ):
         parts = compose(Config(alloc=Alloc(policy=policy)), registry)
-        assert plugin_index(make_allocator(parts, None), chosen) == index
+        assert plugin_index(Allocator(parts, None), chosen) == index
 
 
 def test_what_is_offline_is_not_sent(registry: Registry) -> None:

@@ -83,7 +83,8 @@ def test_a_live_change_goes_to_the_memory(tmp_path: Path, registry: Registry) ->
     """As the daemon decides: the counters are read when the change comes, not before."""
     root = tree(tmp_path, {"memory.numa_stat": "anon N0=90 N1=10"})
     host = Host(world.smt_host())
-    one = allocator(registry, host, memory=homes(root, host))
+    one = allocator(registry, host)
+    one._memory = homes(root, host)
     one.admit(request("a", "none", cpus=2))
     tree(tmp_path, {"memory.numa_stat": "anon N0=10 N1=90"})
     grant = one.change(request("a", "exclusive", cpus=2), "test").state.get("c-a")

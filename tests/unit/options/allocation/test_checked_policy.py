@@ -22,18 +22,15 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Note
 from kata_pin.base.sandbox import Container
 from kata_pin.base.values import CpuClass
-from kata_pin.engine.node import NodeWatch
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.options.allocation import option
 from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import AllocStore
-from kata_pin.options.allocation.holders import Holders
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.policy import Policy
 from kata_pin.records.containers import Registry
-from kata_pin.records.history import NodeEvents
-from tests.support.allotted import Host, Moves, request, settings
+from tests.support.allotted import Host, Moves, core, request, settings
 from tests.support.world import cpus, flat
 
 Method = Callable[..., Any]
@@ -58,15 +55,9 @@ class World:
 
     def make(self) -> Allocator:
         """Return an allocator that has begun."""
-        one = Allocator(
-            self.chosen,
-            cast("NodeWatch", self.host),
-            AllocStore(self.registry),
-            lambda _: cast("Policy", self.theirs),
-            holders=Holders(self.registry),
-            events=NodeEvents(),
-            passes=self.moves,
-        )
+        parts = core(self.registry, self.host)
+        parts.live.replace(replace(parts.live.now, alloc=self.chosen))
+        one = Allocator(parts, self.moves, lambda *_: cast("Policy", self.theirs))
         one.follow_host()
         return one
 

@@ -17,6 +17,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import StateError, VmmError
 from kata_pin.base.sandbox import Container
 from kata_pin.base.settings import Eligibility
+from kata_pin.base.steps import Steps
 from kata_pin.base.values import ContainerState, CpuClass, Guarantee
 from kata_pin.engine.sandbox_cache import KataPinningReader
 from kata_pin.engine.sandboxes import Sandboxes
@@ -55,7 +56,7 @@ class World:
         finder = SimpleNamespace(
             is_kata=lambda pid: pid == QEMU,
             find=self._find,
-            sandboxes=lambda _known: dict.fromkeys(self.kata, QEMU),
+            sandboxes=self._running,
             is_claimed=lambda _id, _pids: False,
         )
         index = SimpleNamespace(refresh=lambda: None)
@@ -64,6 +65,7 @@ class World:
         sandboxes = SimpleNamespace(
             vmms={},
             cache=lambda _id: None,
+            known_vmm=lambda _id: None,
             mark=lambda *_: 1,
             ids=("web", "db"),
             wait_for_pass=self._settled,
@@ -81,6 +83,11 @@ class World:
         self.ledger = self.allocator.ledger
         self.decider = NriDecider(intake, self.allocator, registry, self.passes)
         self._stamp = 1000
+
+    def _running(self, _known: object) -> Steps[dict[str, int]]:
+        """Return the sandboxes with a VM."""
+        yield from ()
+        return dict.fromkeys(self.kata, QEMU)
 
     def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> NriAnswer:
         """Have an event answered, or only taken if it needs no answer."""
@@ -411,12 +418,14 @@ def test_the_devices_of_a_container_are_located(registry: Registry, tmp_path: Pa
     link = tmp_path / "sys/dev/block/259:0"
     link.symlink_to("../../devices/pci0000:3a/0000:3b:00.0/nvme0n1")
     devices = HostDevices(HostRoot(str(tmp_path)))
-    world = World(registry, devices=devices)
+    world = World(registry)
+    world.allocator.devices = devices
     pod, app = _pod("web"), _app("web", devices=(DeviceNode("/dev/data", "b", 259, 0),))
     world.make(pod, app)
     disk = AttachedDevice("/dev/data", "0000:3b:00.0", 1)
     assert world.allocator.state.grants["c-web"].request.devices == (disk,)
-    again = World(registry, devices=devices)
+    again = World(registry)
+    again.allocator.devices = devices
     again.decider.adopt(Snapshot((pod,), (_with(app, Cpuset()),)))
     assert again.allocator.state.grants["c-web"].request.devices == (disk,)
 

@@ -19,8 +19,8 @@ from tests.support.world import flat
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An installed package with policies: one that works, and some that do not."""
     (tmp_path / "strange_policies.py").write_text(
-        "from kata_pin.options.allocation.policies import static\n"
-        "def works(topology, settings):\n    return static(topology, settings)\n"
+        "from kata_pin.options.allocation.policies import BUILTIN\n"
+        "def works(topology, settings):\n    return BUILTIN['static'](topology, settings)\n"
         "def breaks(topology, settings):\n    raise ValueError('no such luck')\n"
     )
     info = tmp_path / "strange-1.0.dist-info"
