@@ -65,28 +65,27 @@ def _remove_cgroups(ledger: str) -> list[str]:
         return []
     with open(ledger, encoding="utf-8") as file:
         folders = sorted(set(file.read().split("\n")) - {""}, key=len, reverse=True)
-    left = [folder for folder in folders if not _remove(folder) and not _is_shared(folder)]
+    left = [folder for folder in folders if not _remove(folder)]
     os.unlink(ledger)
     return left
 
 
-def _is_shared(folder: str) -> bool:
-    """Whether it has cgroups below: not ours, which are gone, so another root's."""
-    return os.path.isdir(folder) and any(entry.is_dir() for entry in os.scandir(folder))
-
-
 def _remove(folder: str) -> bool:
-    """Remove a cgroup; the kernel takes a moment after its last task has gone."""
-    for _ in range(20):
+    """Remove a cgroup, once the last thread of what was in it has gone; return whether it was.
+
+    One with other cgroups below it stays: ours are gone, so it is another root's too.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    while os.path.isdir(folder):
         try:
+            if any(entry.is_dir() for entry in os.scandir(folder)):
+                break
             os.rmdir(folder)
-        except FileNotFoundError:
-            return True
         except OSError:
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.01)
-        else:
-            return True
-    return False
+    return True
 
 
 if __name__ == "__main__":
