@@ -241,7 +241,7 @@ def small_node(node: Node, kvm: None) -> Iterator[None]:
     """A node of four pCPUs, which are sooner filled, and a spare one; without another kata-pin.
 
     A user of perf and a VM are there all the time: once, without them, an emulated machine ended
-    without a word when a run did.
+    without a word when a run did. It still may, or a VM in it (docs/lab.md).
     """
     online = [Path(f"/sys/devices/system/cpu/cpu{cpu}/online") for cpu in range(5, node.cpus)]
     before = Path(WORKQUEUES).read_text()

@@ -88,6 +88,11 @@ class LocalShim:
         return os.getpid()
 
     @property
+    def ended(self) -> int | None:
+        """The exit status of a QEMU that has ended, negative for a signal."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def plugged(self) -> tuple[str, ...]:
         """The ids of the hotplugged vCPUs, in the order in which they were plugged."""
         return tuple(self._plugged)

@@ -36,6 +36,7 @@ class Files:
         self.bundle = bundle
         self.places = Places(
             console=f"{sockets}/console.sock",
+            console_log=f"{self.vm}/console.log",
             file_server=f"{sockets}/{'vhost-fs' if settings.go else 'virtiofsd'}.sock",
             extra_monitor=f"{self.vm}/extra-monitor.sock",
             pidfile=f"{self.vm}/pid",

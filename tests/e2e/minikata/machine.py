@@ -27,6 +27,7 @@ class Places(NamedTuple):
     """Where the files of one VM are."""
 
     console: str
+    console_log: str
     file_server: str
     extra_monitor: str
     pidfile: str
@@ -106,6 +107,7 @@ def _rs_command_line(machine: Machine, devices: Devices, *, file_server: bool) -
         argv += ["-chardev", f"socket,id=virtiofsd-chardev,path={places.file_server}", "-device"]
         argv += ["vhost-user-fs-pci,chardev=virtiofsd-chardev,tag=kataShared,queue-size=1024"]
     console = f"socket,id=charconsole0,server=on,wait=off,path={places.console}"
+    console += _console_log(machine)
     argv += ["-device", "virtio-serial-pci,id=serial0"]
     argv += ["-device", "virtconsole,id=console0,chardev=charconsole0", "-chardev", console]
     return [*argv, "-vga", "none", "-no-user-config", "-nodefaults", "-nographic", "-no-reboot"]
@@ -139,6 +141,7 @@ def file_server_command(shared: str, socket: int) -> list[str]:
 
 def _console_and_disks(machine: Machine) -> list[str]:
     console = f"socket,id=charconsole0,path={machine.places.console},server=on,wait=off"
+    console += _console_log(machine)
     disks = "virtio-scsi-pci,id=scsi0,disable-modern=true"
     if machine.iothread:
         disks += f",iothread={machine.iothread}"
@@ -151,6 +154,12 @@ def _console_and_disks(machine: Machine) -> list[str]:
         *("-object", "rng-random,id=rng0,filename=/dev/urandom"),
         *("-device", "virtio-rng-pci,rng=rng0"),
     ]
+
+
+def _console_log(machine: Machine) -> str:
+    """Have a guest that says something heard after its end."""
+    linux = machine.settings.guest == "linux"
+    return f",logfile={machine.places.console_log}" if linux else ""
 
 
 def _vsock(devices: Devices) -> list[str]:

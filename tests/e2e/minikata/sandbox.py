@@ -192,7 +192,10 @@ class Sandbox:
     def _agent(self) -> Agent:
         """The guest's agent; an idle guest has none."""
         settings = self._settings
-        return Agent(self._vm.cid if settings.guest == "linux" else 0, AGENT_S * settings.scale)
+        linux = settings.guest == "linux"
+        if linux and (end := self._vm.end()):
+            raise RuntimeError(end)
+        return Agent(self._vm.cid if linux else 0, AGENT_S * settings.scale)
 
     def _resize(self) -> None:
         """Size the VM by the containers that are not stopped."""

@@ -30,6 +30,8 @@ QMP_S = 30.0
 GUEST_S = 60.0
 READY = b"minikata-guest: ready"
 """What the test guest prints on its console once it runs (tests/e2e/guest)."""
+LAST_LINES = 40
+"""What is kept of the logs of a QEMU that has ended."""
 
 
 class RsShim(LocalShim):
@@ -57,6 +59,10 @@ class Vm:
         self._file_server: subprocess.Popen[bytes] | None = None
         self.uuid = _uuid()
         self.pid = 0
+
+    @property
+    def _log(self) -> str:
+        return f"{self._files.vm}/qemu.log"
 
     @property
     def cid(self) -> int:
@@ -146,6 +152,22 @@ class Vm:
                 found[cpus] = found.get(cpus, 0) + 1
         return found
 
+    def end(self) -> str:
+        """Return how QEMU has ended by itself and what was said last, empty while it runs.
+
+        It ends with 0 when its guest panics, which says so on its console, or is reset.
+        """
+        status = self._shim.ended
+        if status is None:
+            return ""
+        said = [
+            line
+            for log in (self._log, self._files.places.console_log)
+            for line in _read(log).splitlines()
+            if READY.decode() not in line
+        ]
+        return "\n".join((f"QEMU had ended with {status}", *said[-LAST_LINES:]))
+
     def stop(self) -> None:
         """End QEMU and virtiofsd."""
         self._shim.stop()
@@ -189,10 +211,14 @@ class Vm:
             char=f"char-{os.urandom(8).hex()}",
         )
         argv = machine.command_line(made, self._devices, file_server=self._file_server is not None)
-        log = f"{self._files.vm}/qemu.log"
-        self.pid = self._shim.start(argv, self._files.qmp, log, self._devices.descriptors)
+        self.pid = self._shim.start(argv, self._files.qmp, self._log, self._devices.descriptors)
         if settings.go:
             wait_for(lambda: os.path.exists(self._files.places.pidfile), "QEMU's pid file")
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def _uuid() -> str:
