@@ -724,14 +724,14 @@ def monitor(path: Path, *lines: bytes | None) -> Iterator[list[bytes]]:
 
         def serve() -> None:
             end, _ = server.accept()
-            with end, suppress(OSError):
+            with end, suppress(OSError), end.makefile("rb") as requests:
                 end.settimeout(20)
                 for line in lines:
                     if line is None:
-                        end.recv(1)
+                        requests.read()
                         return
                     end.sendall(line)
-                    if data := end.recv(4096):
+                    if data := requests.readline():
                         asked.append(data)
 
         thread = threading.Thread(target=serve)

@@ -380,14 +380,18 @@ class _Lines:
 
 
 def converse(end: socket.socket, greeting_s: float, session_s: float) -> bytes:
-    """Return the two answers, a line each, of a QEMU that was just connected to; raises OSError."""
+    """Return the two answers, a line each, of a QEMU that was just connected to; raises OSError.
+
+    The commands are sent at once: each that waited for the answer before would cost a turn of
+    QEMU's main loop.
+    """
     began, lines = time.monotonic(), _Lines(end)
     if not lines.next(MAX_GREETING, began + min(greeting_s, session_s)).startswith(b'{"QMP":'):
         raise OSError(EPROTO, "no QMP greeting")
+    end.settimeout(max(0.001, began + session_s - time.monotonic()))
+    end.sendall(b"".join(b'{"execute":"%s"}\r\n' % command for command in COMMANDS))
     answers = []
-    for command in COMMANDS:
-        end.settimeout(max(0.001, began + session_s - time.monotonic()))
-        end.sendall(b'{"execute":"%s"}\r\n' % command)
+    for _ in COMMANDS:
         line = lines.next(MAX_REPLY, began + session_s)
         while not line.startswith(_ANSWERS):
             line = lines.next(MAX_REPLY, began + session_s)
