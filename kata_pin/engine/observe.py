@@ -102,6 +102,11 @@ class Survey:
         await self._facts.read(self._finder.named(sandbox_id, hints))
         return self._finder.is_claimed(sandbox_id, hints)
 
+    @property
+    def has_wanted(self) -> bool:
+        """Whether a pass asked for something in vain."""
+        return self._facts.has_wanted
+
     async def read_wanted(self) -> bool:
         """Read what the last pass asked for in vain; return whether another pass may find more.
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from kata_pin.base.config.tree import LiveConfig
-from kata_pin.base.errors import HostError, reason_of
+from kata_pin.base.errors import HostError, KataPinError, reason_of
 from kata_pin.base.placement import Binding, Cause, Report, outcome_of
 from kata_pin.base.sandbox import Container, ProcessKey, Sandbox, Vmm
 from kata_pin.engine.counters import Observer, Slices
@@ -307,11 +307,20 @@ class PassRunner:
         async with self._scheduler.turn(sandbox_id) as turn:
             await asyncio.sleep(0)
             result = await self._run_pass(sandbox_id, turn)
-        asked = {sandbox_id, *self._scheduler.begun}  # those that pause may have asked as well
-        if await self._engine.search.survey.read_wanted():
-            for one in asked.intersection(self._sandboxes.ids):
-                self._sandboxes.mark(one, "processes were read", event=False)
+        if self._engine.search.survey.has_wanted:
+            # those that pause may have asked as well
+            self._start(self._read_wanted({sandbox_id, *self._scheduler.begun}))
         return result
+
+    async def _read_wanted(self, asked: set[str]) -> None:
+        """Read what passes asked for in vain, beside them: a hook may wait for the answer."""
+        try:
+            more = await self._engine.search.survey.read_wanted()
+        except (KataPinError, OSError) as error:
+            log.error("cannot read processes now: %s", reason_of(error))
+            return
+        for one in asked.intersection(self._sandboxes.ids) if more else ():
+            self._sandboxes.mark(one, "processes were read", event=False)
 
     async def _prepare(self, sandbox_id: str) -> None:
         """Read what a pass needs of processes."""

@@ -381,6 +381,11 @@ class SlowFacts:
         self._facts[key] = self._facts.pop(key)  # the one used last is dropped last
         return facts
 
+    @property
+    def has_wanted(self) -> bool:
+        """Whether a process was asked for in vain since `take_wanted`."""
+        return bool(self._wanted)
+
     def take_wanted(self) -> list[Process]:
         """Return the processes that were asked for in vain since the last call."""
         wanted, self._wanted = list(self._wanted.values()), {}

@@ -78,6 +78,7 @@ class NoSurvey:
 
     notes = ()
     locked = 0
+    has_wanted = False
     complete = True
     retry_s: float | None = None
     _begun = False

@@ -138,7 +138,10 @@ async def test_who_was_not_followed_is_looked_at_once_more(registry: Registry) -
 async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(
     registry: Registry,
 ) -> None:
-    """Also a pass that pauses while another one's questions are answered: its own are with them."""
+    """Also a pass that pauses while another one's questions are answered: its own are with them.
+
+    The pass itself does not wait for that, because a hook may wait for it.
+    """
     sandboxes, passes = _passes(registry, Listening())
     for one in ("a", "b", "c"):
         sandboxes.enter(one).cache.vmm = world.sandbox().vmm
@@ -146,9 +149,13 @@ async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(
     async def read_wanted() -> bool:
         return True
 
-    passes._engine.search.survey.read_wanted = read_wanted  # type: ignore[method-assign]
+    survey, started = cast("Any", passes._engine.search.survey), list[Coroutine[Any, Any, None]]()
+    survey.has_wanted, survey.read_wanted = True, read_wanted
+    passes._start = started.append
     passes._scheduler.begun.add("b")
     await passes._in_turn("a")
+    assert not sandboxes.entry("a").supervisor._wanted
+    await started[0]
     assert [sandboxes.entry(one).supervisor._wanted for one in ("a", "b", "c")] == [1, 1, 0]
 
 
