@@ -24,12 +24,10 @@ from tests.support.allotcluster import (
     agreed,
     kill_and_start,
     killed_within,
-    order,
     run,
 )
 from tests.support.containerd import private_containerd, why_not
-from tests.support.daemon import Json, private_node
-from tests.support.kubeletpods import playing_kubelet
+from tests.support.daemon import private_node
 from tests.support.rival import rival
 from tests.support.waiting import wait_for
 
@@ -141,56 +139,6 @@ def test_a_restarting_container_keeps_its_cpu(cluster: Allotted, handler: str) -
         cluster.wait_exclusive(pod, own)
 
 
-def test_a_policy_changed_live(cluster: Allotted) -> None:
-    """none to share and exclusive to share on a running pod: threads at once, cpusets with the
-    next answer; nothing is made anew."""
-    cluster.start()
-    pod, app = run(cluster, "k1", handler="kata", **ONE_CPU)
-    _, plain = run(cluster, "r0")
-    qemu = (cluster.node.dirs.vc / "vm" / pod / "pid").read_text()
-    order(cluster, "shop/k1", "share")
-    own = wait_for(lambda: shared_cpus(cluster, app), "the order to be in force")
-    wait_for(lambda: set(cluster.vcpus(pod).values()) == {own}, "the vCPUs to be on their CPU")
-    assert cluster.cgroup(plain) == "0-1"
-    order(cluster, "shop/k1", "exclusive")
-    cluster.wait_exclusive(pod, own)
-    (other,) = {"0", "1"} - {own}
-    assert cluster.cgroup(plain) == "0-1"
-    assert cluster.grant(plain)["pending"] == other
-    run(cluster, "r1")
-    assert cluster.cgroup(plain) == other
-    assert cluster.sandbox_cgroup(pod) == own
-    assert cluster.grant(plain)["pending"] is None
-    order(cluster, "shop/k1", "share")
-    cluster.wait_exclusive(pod, "")
-    assert cluster.grant(app)["cpus"] == own
-    run(cluster, "r2")
-    assert cluster.cgroup(plain) == "0-1"
-    assert (cluster.node.dirs.vc / "vm" / pod / "pid").read_text() == qemu
-
-
-def test_an_annotation_changed_live(cluster: Allotted) -> None:
-    """What the kubelet lists counts for a running pod; without a list it keeps what it had."""
-    with playing_kubelet() as kubelet:
-        settings = cluster.node.settings
-        settings["alloc"] |= {"pods_url": kubelet.url("/open"), "pods_s": "1"}
-        cluster.node.config.write_text(json.dumps(settings))
-        cluster.start()
-        pod, app = run(cluster, "k1", handler="kata", **ONE_CPU)
-        kubelet.pods["uid-k1"] = {KEY: "share"}
-        own = wait_for(lambda: shared_cpus(cluster, app), "the annotation to be in force")
-        kubelet.pods["uid-k1"] = {KEY: "exclusive"}
-        cluster.wait_exclusive(pod, own)
-    wait_for(lambda: cluster.allocation()["problems"], "the kubelet's end to be noticed")
-    assert cluster.grant(app)["exclusive"] == own
-
-
-def shared_cpus(cluster: Allotted, container: str) -> str:
-    """Return the CPUs of a container of class share, empty for any other."""
-    grant = cluster.grant(container)
-    return str(grant["cpus"]) if grant["cpu_class"] == "share" else ""
-
-
 def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
     """A Kata container without a CPU quota keeps its vCPUs while pools shrink and grow (D14)."""
     cluster.start()
@@ -242,50 +190,6 @@ def test_a_vm_whose_cpuset_was_not_applied(cluster: Allotted) -> None:
     assert cluster.grant(app)["pending"] is None
 
 
-def test_strict_refuses_and_best_effort_does_not(cluster: Allotted) -> None:
-    """A pod that wants to be refused is not created without its CPUs; another one runs shared."""
-    cluster.start()
-    many: Json = {"cpu_quota": 400_000, "cpu_period": 100_000, "cpu_shares": 4096}
-    _, app = run(cluster, "k1", "exclusive", handler="kata", **many)
-    assert cluster.grant(app)["cpus"] == "0-1"
-    annotations = {KEY: "exclusive", "cpu-policy-fail.kata-pin.io": "strict"}
-    pod = cluster.cri.run_pod("k2", "kata", annotations)
-    with pytest.raises(grpc.RpcError, match="not enough CPUs"):
-        cluster.cri.create(pod, "app", pod_name="k2", **many)
-    shown = cluster.allocation()
-    assert [(one["container"], one["strict"]) for one in shown["refused"]] == [
-        ("shop/k1 app", False),
-        ("shop/k2 app", True),
-    ]
-    _, plain = run(cluster, "r0")
-    assert cluster.cgroup(plain) == "0-1"
-
-
-def by_id(cluster: Allotted) -> dict[str, Json]:
-    """Return the grants by container; after a restart they have another order."""
-    return {one["id"]: one for one in cluster.allocation()["grants"]}
-
-
-def test_killed_at_any_point(cluster: Allotted) -> None:
-    """A daemon killed between any two steps comes back to the same grants, and goes on."""
-    cluster.start()
-    _, plain = run(cluster, "r0")
-    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
-    before = by_id(cluster)
-    own = cluster.grant(app)["exclusive"]
-    kill_and_start(cluster)
-    assert by_id(cluster) == before
-    cluster.wait_exclusive(pod, own)
-    assert cluster.node.daemon is not None
-    cluster.node.daemon.kill()
-    cluster.cri.stop_pod(pod)
-    _, late = run(cluster, "r1")
-    cluster.start()
-    assert cluster.allocation()["pools"]["exclusive"] == ""
-    wait_for(lambda: cluster.cgroup(plain) == "0-1", "Synchronize's updates to be applied")
-    assert cluster.cgroup(late) == "0-1"
-
-
 def test_switched_off_it_gives_everything_back(cluster: Allotted) -> None:
     """With alloc.policy none the first Synchronize restores all CPUs of our cpusets."""
     cluster.start()
@@ -335,22 +239,6 @@ def test_a_plugin_behind_us_fails_nobody_twice(cluster: Allotted) -> None:
         cluster.cri.start(again)
         assert cluster.cgroup(again) == "0"
         assert "left alone" in cluster.node.log
-
-
-def test_a_plugin_behind_us_is_believed_after_some_pods(cluster: Allotted) -> None:
-    """Pods of two namespaces that can be made only without us: from then on none fails once."""
-    cluster.node.settings["nri"]["index"] = "10"
-    cluster.node.config.write_text(json.dumps(cluster.node.settings))
-    cluster.start()
-    with rival(cluster.containerd.nri_socket, index="50", cpus="0"):
-        for name in ("r0", "r1", "blog/r2"):
-            assert cluster.allocation()["suspended"] == ""
-            pod = cluster.cri.run_pod(name)
-            with pytest.raises(grpc.RpcError, match="both tried to set CPU"):
-                cluster.cri.create(pod, "app", pod_name=name)
-            cluster.cri.create(pod, "app", pod_name=name)
-        assert "asked after kata-pin" in cluster.allocation()["suspended"]
-        run(cluster, "r3")
 
 
 def test_kills_at_random_points(cluster: Allotted) -> None:
