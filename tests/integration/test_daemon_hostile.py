@@ -49,8 +49,11 @@ def _container(node: Node, name: str, sandbox: str, cpus: str, **state: Any) -> 
 
 
 def test_files_and_hooks_that_name_a_bystander(node: Node) -> None:
-    """Hook, pid file and persist.json naming a lookalike: refused with reasons, never touched."""
-    node.start()
+    """Hook, pid file and persist.json naming a lookalike: refused with reasons, never touched.
+
+    Its executable is the administrator's to allow: what is recorded stays, over a restart too.
+    """
+    daemon = node.start()
     with liar(node, "p1") as bystander:
         sandbox = node.id_of("p1")
         kata = KataSandbox(node.dirs, sandbox)
@@ -68,6 +71,10 @@ def test_files_and_hooks_that_name_a_bystander(node: Node) -> None:
         bystander.check()
         assert node.sandboxes()["p1"]["state"] == "no-vmm"
         assert node.sandboxes()["p1"]["threads"] == []
+        daemon.kill()
+        node.start()
+        node.wait_state("p1", "no-vmm")
+        assert node.registered()["c1"].cpus == "1"
 
 
 def test_a_hook_that_names_another_sandboxes_vmm(node: Node) -> None:

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import Cpu, CpuSet
+from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, union
+from kata_pin.base.errors import ConfigError
+from kata_pin.base.settings import ManagerPolicy
 from kata_pin.options.allocation.accumulator import Machine, Packing, take_distributed, take_packed
-from kata_pin.options.allocation.choice import choose_cpus
+from kata_pin.options.allocation.choice import KubeletChoice, choose_cpus
 from kata_pin.options.allocation.demand import StaticOptions
 from kata_pin.options.allocation.policy import AllocError, AllocFailure
 from tests.support.alloc_reference import Reference
@@ -110,6 +112,21 @@ def test_gives_as_many_as_wanted_of_what_is_free(
     second = choose_cpus(machine, free - got, len(free) - wanted, options)
     assert second.isdisjoint(got)
     assert second | got == free
+
+
+@given(requests(), OPTIONS, st.sampled_from(ManagerPolicy))
+def test_what_is_shown_of_a_choice_is_the_choice(
+    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, manager: ManagerPolicy
+) -> None:
+    """The steps in which CPUs are taken make up what is chosen; a refusal takes nothing."""
+    cpus, free, wanted = request_
+    try:
+        choice = KubeletChoice(Machine.of(host(cpus)), options, manager)
+        chosen = choice.choose(free, wanted, EMPTY)
+    except (AllocError, ConfigError):
+        return
+    assert len(chosen) == wanted
+    assert union(one.taken for one in choice.candidates(free, wanted, EMPTY)) == chosen
 
 
 @given(requests(), OPTIONS, st.integers(1, 9))
