@@ -241,6 +241,45 @@ async def test_a_reload_puts_a_placement_in_force(node: Node) -> None:
     await node.placed(vm, v0="4-5,8-9", v1="4-5,8-9", io="4-5,8-9", main="4-5,8-9")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mode: nonsense\nversion: 1\n", "mode"),
+        ("version: 1\nmoed: act\n", "moed"),
+        ("{{{", ""),
+        ("version: 1\n", "runtime_dir: cannot change while the daemon runs"),
+        (None, "no such file"),
+    ],
+)
+async def test_a_wrong_configuration_changes_nothing(
+    node: Node, text: str | None, said: str
+) -> None:
+    """A reload that cannot be is refused with its reason, and what held before still holds."""
+    vm = node.vm("p1")
+    await node.create(vm, "c1", "4")
+    node.config.write_text(text) if text is not None else node.config.unlink()
+    reply = await node.request("reload")
+    assert "configuration not reloaded" in reply["error"]
+    assert said in reply["error"]
+    node.host.affinities[vm.pid] = {9}
+    await node.ask("reconcile")
+    assert set(vm.masks.values()) == {"4"}
+
+
+async def test_audits_find_new_threads(tmp_path: Path) -> None:
+    """Without process events; a shorter period counts from the reload on."""
+    async with Node(tmp_path, new_threads="audit") as node:
+        vm = node.vm("p1")
+        await node.create(vm, "c1", "4")
+        node.change(audit=AUDIT)
+        await node.ask("reload")
+        node.host.affinities[vm.pid] = {9}  # what is born inherits it
+        vm.plug()
+        await node.clock.move(11)
+        await node.placed(vm, v2="4", main="4")
+        assert _thread(await node.shown(vm), vm.vcpus[2])["state"] == "ok"
+
+
 async def test_a_new_thread_where_others_should_be(node: Node) -> None:
     """It is not moved twice: the pass that knows its role sets it, if that is needed at all."""
     vm = node.vm("p1")
@@ -296,10 +335,13 @@ async def test_a_crowd_of_threads(node: Node) -> None:
     assert note["text"].startswith("too many threads: ")
 
 
-async def test_the_vmms_exit_ends_the_sandbox(node: Node) -> None:
+@pytest.mark.parametrize("unpinned", [False, True])
+async def test_the_vmms_exit_ends_the_sandbox(node: Node, *, unpinned: bool) -> None:
     """Its records go with it, and the next VM of that id starts anew."""
     vm = node.vm("p1")
     await node.create(vm, "c1", "4")
+    if unpinned:
+        await node.ask("unpin", sandbox=vm.id)
     vm.end()
     await _audit(node, deep=True)
     await _gone(node, vm)
@@ -325,6 +367,18 @@ async def test_an_unpin_is_remembered(node: Node) -> None:
     assert set(vm.masks.values()) == {ALL}
     await node.ask("pin", sandbox=vm.id)
     assert set(vm.masks.values()) == {"4-5"}
+
+
+async def test_a_release_is_not_remembered(node: Node) -> None:
+    """It is for an uninstall: until then containers are recorded only, the next daemon pins."""
+    vm = node.vm("p1")
+    await node.create(vm, "c1", "4")
+    await node.ask("release")
+    assert "unpinned the daemon only observes" in await node.create(vm, "c2", "5")
+    assert set(vm.masks.values()) == {ALL}
+    await node.stop()
+    await node.start()
+    await node.placed(vm, main="4-5")
 
 
 async def test_nothing_moves_before_it_is_stored(tmp_path: Path) -> None:

@@ -9,29 +9,14 @@ import socket
 
 import pytest
 
-from tests.support.daemon import Json, Node, Pod
+from tests.support.daemon import Json, Node
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
-FAST = {"affinity_s": 0.1, "deep_s": 0.5}
-
 
 def _thread(node: Node, tid: int) -> dict[str, object]:
     return next(t for t in node.sandboxes()["p1"]["threads"] if t["tid"] == tid)
-
-
-def test_audit_finds_new_threads(node: Node) -> None:
-    """Without process events, a hotplugged vCPU is found and pinned by the audit."""
-    node.configure(new_threads="audit", audit=FAST)
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        pod.wait_placed({1})
-        os.sched_setaffinity(pod.kata.pid, {0})  # what is born inherits it
-        pod.kata.shim.plug(1)
-        pod.wait_placed({1})
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="needs two CPUs")
@@ -58,52 +43,6 @@ def test_a_moved_thread_is_shown_before_the_next_audit(node: Node) -> None:
         explained = node.cli("explain", str(node.sandboxes()["p1"]["id"])).stdout
         assert "affinity 0, expected 1" in " ".join(explained.split())
         assert os.sched_getaffinity(victim) == {0}, "nothing was repaired meanwhile"
-
-
-def _pinned_pod(node: Node, pod: Pod) -> None:
-    pod.announce()
-    pod.create("c1", "1", exclusive=True)
-    pod.create("c2", "0")
-    pod.wait_placed({0}, {1: 1})
-
-
-def test_reload_shortens_the_wait_for_the_next_audit(node: Node) -> None:
-    """A shorter audit period counts at once, not after the end of the longer one."""
-    daemon = node.start()  # audits are an hour apart
-    with node.pod("p1") as pod:
-        _pinned_pod(node, pod)
-        node.configure(audit=FAST)
-        daemon.reload()
-        audited = "kata_pin_last_audit_timestamp_seconds "
-        wait_for(lambda: audited in _scrape(node), "the audit")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        pytest.param("mode: nonsense\nversion: 1\n", "mode", id="wrong value"),
-        pytest.param("version: 1\nmoed: act\n", "moed", id="unknown key"),
-        pytest.param("{{{", "", id="not YAML"),
-        pytest.param("", "runtime_dir", id="another runtime_dir"),
-        pytest.param(None, "no such file", id="file gone"),
-    ],
-)
-def test_a_wrong_configuration_changes_nothing(node: Node, text: str | None, said: str) -> None:
-    """A reload that cannot be is refused with its reason, and what held before still holds."""
-    daemon = node.start()
-    with node.pod("p1") as pod:
-        _pinned_pod(node, pod)
-        if text is None:
-            node.config.unlink()
-        else:
-            node.config.write_text(text)
-        daemon.reload()
-        assert "configuration not reloaded" in node.log
-        assert said in node.log.partition("configuration not reloaded")[2].splitlines()[0]
-        assert daemon.process.poll() is None
-        os.sched_setaffinity(pod.kata.pid, {1})
-        node.ask("reconcile")
-        assert pod.misplaced({0}, {1: 1}) == []
 
 
 def test_a_refused_reload_is_shown_until_one_is_accepted(node: Node) -> None:
@@ -150,17 +89,6 @@ def _scrape(node: Node) -> str:
         peer.connect(str(node.runtime_dir / "metrics.sock"))
         peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         return b"".join(iter(lambda: peer.recv(65536), b"")).decode()
-
-
-def test_a_setting_that_needs_a_restart_is_named(node: Node) -> None:
-    """What the daemon is built on is not half changed: the reload is refused and says which."""
-    node.start()
-    paths = {**node.settings["paths"], "vc": "/run/other"}
-    node.configure(paths=paths)
-    done = node.cli("show", "--json")
-    assert done.returncode == 0
-    with pytest.raises(Exception, match="paths: cannot change while the daemon runs"):
-        node.ask("reload")
 
 
 def test_sigint_ends_like_sigterm(node: Node) -> None:

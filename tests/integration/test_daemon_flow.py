@@ -45,21 +45,6 @@ def test_pins_stand_when_the_hook_returns(node: Node) -> None:
         assert shown["vmm"]["pid"] == pod.kata.pid
 
 
-def test_poststop_recomputes_and_exit_forgets(node: Node) -> None:
-    """A container that stops leaves the mask; the VMM's exit ends the sandbox and its records."""
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        pod.create("c2", "0")
-        pod.started("c1")
-        pod.wait_placed({0, 1})
-        pod.stop("c2")
-        pod.wait_placed({1})
-        assert node.registered()["c2"].state == "deleted"
-    wait_for(lambda: not node.sandboxes() and not node.registered(), "the sandbox to be forgotten")
-
-
 def test_an_exit_that_no_event_reports() -> None:
     """Without process events and before any audit the daemon waits for the VMM's end itself."""
     with private_node(new_threads="audit") as node:
@@ -131,49 +116,6 @@ def test_adopted_without_any_hook(node: Node) -> None:
         node.start()
         pod.wait_placed({1})
         assert node.wait_state("p1", "ok")["vmm"]["pid"] == pod.kata.pid
-
-
-def test_unpin_pin_and_release(node: Node) -> None:
-    """Unpin gives the first masks back and lasts over a restart; release, for all, does not."""
-    daemon = node.start()
-    everywhere = os.sched_getaffinity(0)
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1", exclusive=True)
-        assert node.cli("unpin", pod.id).returncode == 0
-        assert pod.misplaced(everywhere) == []
-        assert node.sandboxes()["p1"]["state"] == "released"
-        daemon.kill()
-        daemon = node.start()
-        assert pod.misplaced(everywhere) == []
-        assert node.wait_state("p1", "released")
-        assert node.cli("pin", pod.id).returncode == 0
-        assert pod.misplaced({1}) == []
-        node.ask("release")
-        assert pod.misplaced(everywhere) == []
-        run = pod.create("c2", "0")  # it is being uninstalled: recorded, but nothing is set
-        assert "unpinned the daemon only observes" in run.stderr
-        assert pod.misplaced(everywhere) == []
-        daemon.terminate()
-        node.start()  # installed again: nobody unpinned these sandboxes
-        pod.wait_placed({0}, {1: 1})
-
-
-def test_an_unpinned_sandbox_is_forgotten_when_it_ends(node: Node) -> None:
-    """The registry keeps nothing of it: a later sandbox of that id is pinned."""
-    daemon = node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c1", "1")
-        assert node.cli("unpin", pod.id).returncode == 0
-        assert node.wait_state("p1", "released")
-    wait_for(lambda: "p1" not in node.sandboxes(), "the sandbox to be forgotten")
-    daemon.kill()
-    node.start()
-    with node.pod("p1") as pod:
-        pod.announce()
-        pod.create("c2", "1")
-        pod.wait_placed({1})
 
 
 def test_pin_without_the_daemon_gains_no_exclusive_cpu(node: Node) -> None:
