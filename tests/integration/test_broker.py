@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import socket
@@ -19,18 +18,15 @@ import pytest
 
 from kata_pin.base.config.alloc import Resctrl
 from kata_pin.base.config.tree import Config, Paths, Rt
-from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.settings import MemoryMode
-from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.files import HOST
 from kata_pin.linux.tasks import list_inodes, starttime
-from kata_pin.rights.broker import threads
 from kata_pin.rights.broker.protocol import ANSWER, MAX_MESSAGE, AffinityChange, Settings
 from kata_pin.rights.broker.threads import ThreadCall
 from kata_pin.rights.client import BrokerCalls, BrokerGone
 from kata_pin.service.privileges import Broker, brokered
 from tests.support.specimen import specimen, two_cpus
-from tests.support.switches import record_switches
 from tests.support.waiting import wait_for
 
 PYTHON = os.path.realpath(sys.executable)
@@ -67,25 +63,6 @@ def test_many_threads_in_one_call(tmp_path: Path) -> None:
         )
         assert len(done) == 1500
         assert {(each.errno, each.after) for each in done} == {(0, frozenset({0}))}
-
-
-async def test_slow_reads(tmp_path: Path) -> None:
-    """Command lines and executables of many processes, in one batch; who is gone is gone."""
-    with specimen() as ours, broker(tmp_path) as running:
-        pids = [ours.pid, os.getpid(), 2**22 + 1]
-        requests = [(pid, file, 1 << 17) for pid in pids for file in ("cmdline", "exe")]
-        found = await running.calls.read_slow(requests, 5)
-        assert found[ours.pid, "cmdline"] == Path(f"/proc/{ours.pid}/cmdline").read_bytes()
-        status = os.stat(f"/proc/{ours.pid}/exe")
-        head = f"{status.st_dev} {status.st_ino} {status.st_uid} {status.st_mode:o}\n"
-        assert (
-            found[ours.pid, "exe"] == head.encode() + os.readlink(f"/proc/{ours.pid}/exe").encode()
-        )
-        assert isinstance(found[2**22 + 1, "cmdline"], FileNotFoundError)
-        environ = await running.calls.read_slow([(ours.pid, "environ", 100)], 5)
-        error = environ[ours.pid, "environ"]
-        assert isinstance(error, OSError)
-        assert error.errno == errno.EINVAL
 
 
 async def test_a_long_command_line(tmp_path: Path) -> None:
@@ -266,55 +243,3 @@ def test_an_answer_out_of_step() -> None:
         assert theirs.recv(MAX_MESSAGE)
         assert theirs.recv(MAX_MESSAGE) == b"", "the broker sees the end"
     assert not issubclass(BrokerGone, OSError)
-
-
-OPENS = """
-import os, resource, sys
-most = int(sys.argv[1])
-try:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-except (OSError, ValueError):  # as many as this machine allows
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-file = os.open("/dev/null", os.O_RDONLY)
-try:
-    for _ in range(most - 20): os.dup(file)
-except OSError: pass
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_vmm_with_any_number_of_descriptors(tmp_path: Path) -> None:
-    """It costs the broker as much as one with 2,500: other pods' hooks go on."""
-
-    def fastest(running: Broker, most: int) -> float:
-        command = [sys.executable, "-c", OPENS, str(most)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as vmm:
-            assert vmm.stdout is not None
-            vmm.stdout.readline()
-            assert running.calls.descriptors(f"/proc/{vmm.pid}") == []
-            took = []
-            for _ in range(15):
-                began = time.process_time()
-                threads.descriptors(f"/proc/{vmm.pid}")
-                took.append(time.process_time() - began)
-            vmm.communicate(b"")
-        return min(took)
-
-    with broker(tmp_path, PYTHON) as running:
-        few, many = fastest(running, 2_500), fastest(running, 1_000_000)
-    assert many < 2 * few, "their number matters"
-
-
-def test_task_switches_of_a_cpu_and_nothing_else(tmp_path: Path) -> None:
-    """A descriptor of an event comes over the socket; the daemon enables and reads it itself."""
-    with broker(tmp_path) as running:
-        root = HostRoot(calls=running.calls)
-        cpu = min(os.sched_getaffinity(0))
-        found = record_switches(root, CpuSet([cpu]), 0.6)
-        window = found.cpus[cpu]
-        ran_ns = sum(one.ran_ns for one in window.tasks)
-        assert ran_ns + window.unknown_ns == window.length_ns
-        with pytest.raises(OSError, match=r"Invalid argument|No such device"):
-            running.calls.switches(8191)

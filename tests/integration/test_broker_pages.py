@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.memory import allowed_nodes, free_memory, mappings, nodes_with_memory
 from kata_pin.linux.tasks import starttime
 from kata_pin.options.memory.keeper import plan_moves
-from kata_pin.rights.broker.pages import MAX_PAGES, PagesMoved, PageWindow, _move_pages
+from kata_pin.rights.broker.pages import MAX_PAGES, PagesMoved, PageWindow
 from kata_pin.rights.calls import DIRECT, Calls
 from tests.integration.test_broker import broker, children
 from tests.support.qemu import QEMU, Accelerator, Machine, command_line
@@ -85,18 +83,6 @@ async def test_pages_of_a_real_vm(vm: int, tmp_path: Path) -> None:
     assert NODE in allowed_nodes(HOST, vm)
     free = free_memory(HOST, NODE)
     assert 0 < free.available <= free.total
-
-
-async def test_the_call_that_moves(vm: int) -> None:
-    """Asked to move what is there already, the kernel says so of each page."""
-    window = await whole(DIRECT, vm)
-    addresses = [window.address + at * window.page_size for at in range(window.pages)]
-    for flags in (1 << 1, 1 << 2):
-        assert Counter(_move_pages(vm, addresses, NODE, flags)) == {NODE: window.pages}
-    beyond = [(1 << 46) + 4096 * at for at in range(3)]
-    assert _move_pages(vm, beyond, None, 0) == [-errno.EFAULT] * 3
-    with pytest.raises(OSError, match="No such device"):
-        _move_pages(vm, addresses, 1000, 1 << 1)
 
 
 async def test_a_move_that_hangs(vm: int, tmp_path: Path) -> None:

@@ -280,19 +280,6 @@ def test_traces_of_an_unplugged_vcpu_name_nobody(dirs: KataDirs, debug: Path) ->
 
 
 @needs_kvm
-def test_an_unplug_takes_nothing_but_its_own_vcpu(dirs: KataDirs) -> None:
-    """A vCPU in a slot that was emptied before stays when another one is unplugged."""
-    with _sandbox(dirs, Accelerator.KVM) as kata:
-        kata.shim.plug(2)
-        kata.shim.unplug(1)
-        kata.shim.plug(2)
-        kata.shim.unplug(1)
-        assert sorted(kata.vcpus()) == [0, 1, 6, 7]
-        kata.shim.unplug(2)
-        assert sorted(kata.vcpus()) == [0, 1]
-
-
-@needs_kvm
 def test_apic_ids_are_converted(dirs: KataDirs, debug: Path) -> None:
     """With three cores a socket, APIC ids have gaps; roles hold both numbers."""
     machine = Machine(boot=5, smp="5,sockets=2,cores=3,threads=1,maxcpus=6")
