@@ -149,16 +149,10 @@ class AssignRule(PodPattern, frozen=True):
     blockio: str = ""
 
 
-class ClassRule(Struct, frozen=True):
-    """Sandboxes that get a class of resctrl; the patterns are those of AllowRule."""
+class ClassRule(PodPattern, frozen=True, kw_only=True):
+    """Sandboxes that get a class of resctrl."""
 
     class_name: str
-    namespace: str = "*"
-    handler: str = "*"
-
-    def fits(self, namespace: str, handler: str) -> bool:
-        """Return whether a pod of this namespace and runtime handler gets the class."""
-        return fnmatchcase(namespace, self.namespace) and fnmatchcase(handler, self.handler)
 
 
 class VmSettings(Struct, frozen=True):

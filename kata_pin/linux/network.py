@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from kata_pin.base.documents.state import Interface, VhostWorker
 from kata_pin.base.errors import HostError, ParseError
+from kata_pin.base.json_text import one_line
 from kata_pin.base.sandbox import PF_USER_WORKER
 from kata_pin.base.values import ThreadRole
 from kata_pin.linux.files import HostRoot, read_once
@@ -150,10 +151,10 @@ def combine(
     served = _served(workers, descriptors.vhosts, attached)
     return tuple(
         Interface(
-            name=_printable(link.name),
+            name=one_line(link.name),
             kind=link.kind,
             queues=attached.count(link.index) or link.queues,
-            peer=_printable(by_index[peers[link.index]].name) if link.index in peers else "",
+            peer=one_line(by_index[peers[link.index]].name) if link.index in peers else "",
             attached=link.index in attached,
             served_by=served.get(link.index, ()),
         )
@@ -213,11 +214,6 @@ def _is_shared(root: HostRoot, pid: int) -> bool:
         except OSError:
             namespaces.append(str(one))
     return namespaces[0] in namespaces[1:]
-
-
-def _printable(name: str) -> str:
-    """Return a name that is safe on terminals: the kernel forbids only `/`, `:` and spaces."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _links(root: HostRoot, pid: int) -> list[NetLink]:

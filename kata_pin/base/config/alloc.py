@@ -396,9 +396,9 @@ def _resctrl_read_rule(raw: Raw) -> ClassRule:
     if "class" not in raw:
         raise ParseError("expected a class")
     return ClassRule(
-        RESCTRL_CLASS.read(raw["class"]),
         read_pattern(raw.get("namespace", "*")),
         read_pattern(raw.get("handler", "*")),
+        class_name=RESCTRL_CLASS.read(raw["class"]),
     )
 
 
@@ -449,5 +449,5 @@ class Resctrl(Struct, frozen=True):
 
     def class_of(self, namespace: str, handler: str) -> str:
         """Return the class of a sandbox, empty for none."""
-        fitting = (rule.class_name for rule in self.rules if rule.fits(namespace, handler))
+        fitting = (rule.class_name for rule in self.rules if rule.matches(namespace, handler))
         return next(fitting, "")

@@ -134,7 +134,7 @@ def chosen(one: World, value: str, *allow: AllowRule) -> str:
 
 def test_a_class_by_annotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where a rule names it for the pod; it wins over the administrator's default."""
-    rules = (ClassRule("fast"),)
+    rules = (ClassRule(class_name="fast"),)
     classes = {**CLASSES, "slow": "L3:0=00f;1=00f"}
     one = World(tmp_path, Resctrl(enabled=True, classes=classes, rules=rules))
     one.groups.passed(one.outcome())
