@@ -23,7 +23,7 @@ from kata_pin.linux.owned_files import OUR_UID
 from kata_pin.peers import proto
 from kata_pin.peers.nri.messages import MAX_CONTAINERS
 from kata_pin.peers.nri.replies import Cpuset
-from kata_pin.peers.ttrpc import parsed
+from kata_pin.peers.ttrpc import encoded, parsed
 from kata_pin.rights.calls import DIRECT, Calls
 
 # Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. To containerd and CRI-O, 0 and an empty
@@ -53,7 +53,7 @@ def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
     message = proto.crirequest_pb2.UpdateContainerResourcesRequest(
         container_id=container_id, linux=linux
     )
-    return bytes(message.SerializeToString())
+    return encoded(message)
 
 
 def parse_containers(data: bytes) -> dict[str, ContainerState]:

@@ -130,7 +130,7 @@ def encode_request(stream: int, request: TtrpcRequest) -> bytes:
         payload=request.payload,
         timeout_nano=request.timeout_ns,
     )
-    return _frame(stream, REQUEST, envelope.SerializeToString())
+    return _frame(stream, REQUEST, encoded(envelope))
 
 
 def encode_response(stream: int, response: Response) -> bytes:
@@ -139,13 +139,18 @@ def encode_response(stream: int, response: Response) -> bytes:
     if response.code != Code.OK:
         envelope.status.code = response.code
         envelope.status.message = response.message
-    return _frame(stream, RESPONSE, envelope.SerializeToString())
+    return _frame(stream, RESPONSE, encoded(envelope))
 
 
 def _frame(stream: int, kind: int, data: bytes) -> bytes:
     if len(data) > MAX_DATA:
         raise ValueError(f"{len(data)} bytes do not fit into a ttrpc frame")
     return HEADER.pack(len(data), stream, kind, 0) + data
+
+
+def encoded(message: Message) -> bytes:
+    """Return the bytes of a protobuf message."""
+    return bytes(message.SerializeToString())
 
 
 def parsed(message: M, data: bytes, source: str) -> M:

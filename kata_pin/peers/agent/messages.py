@@ -6,18 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError
 from kata_pin.peers import proto
-from kata_pin.peers.ttrpc import parsed
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
+from kata_pin.peers.ttrpc import encoded, parsed
 
 # Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.proto). A field
 # that an older agent leaves out reads as empty or 0. The answers come from a guest and are hostile:
@@ -57,12 +53,12 @@ def update_request(container_id: str, cpus: CpuSet) -> bytes:
         raise ValueError("the agent ignores an empty cpuset; send all online CPUs instead")
     resources = proto.agent_pb2.LinuxResources(cpu=proto.agent_pb2.LinuxCPU(cpus=str(cpus)))
     message = proto.agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
-    return _encoded(message)
+    return encoded(message)
 
 
 def stats_request(container_id: str) -> bytes:
     """AgentService.StatsContainer."""
-    return _encoded(proto.agent_pb2.StatsContainerRequest(container_id=container_id))
+    return encoded(proto.agent_pb2.StatsContainerRequest(container_id=container_id))
 
 
 def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> bytes:
@@ -77,7 +73,7 @@ def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> byte
     message = proto.agent_pb2.ExecProcessRequest(
         container_id=container_id, exec_id=_checked(exec_id), process=process
     )
-    return _encoded(message)
+    return encoded(message)
 
 
 def read_request(container_id: str, exec_id: str, size: int) -> bytes:
@@ -85,7 +81,7 @@ def read_request(container_id: str, exec_id: str, size: int) -> bytes:
     message = proto.agent_pb2.ReadStreamRequest(
         container_id=container_id, exec_id=_checked(exec_id), len=size
     )
-    return _encoded(message)
+    return encoded(message)
 
 
 def wait_request(container_id: str, exec_id: str) -> bytes:
@@ -93,7 +89,7 @@ def wait_request(container_id: str, exec_id: str) -> bytes:
     message = proto.agent_pb2.WaitProcessRequest(
         container_id=container_id, exec_id=_checked(exec_id)
     )
-    return _encoded(message)
+    return encoded(message)
 
 
 def kill_request(container_id: str, exec_id: str) -> bytes:
@@ -101,11 +97,7 @@ def kill_request(container_id: str, exec_id: str) -> bytes:
     message = proto.agent_pb2.SignalProcessRequest(
         container_id=container_id, exec_id=_checked(exec_id), signal=KILL
     )
-    return _encoded(message)
-
-
-def _encoded(message: Message) -> bytes:
-    return bytes(message.SerializeToString())
+    return encoded(message)
 
 
 def _checked(exec_id: str) -> str:

@@ -20,7 +20,7 @@ from kata_pin.base.allocation import NO_LIMITS, NOTHING_MORE, AtCreation, Device
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.peers import proto
 from kata_pin.peers.nri.messages import OBSERVED, EventKind
-from kata_pin.peers.ttrpc import parsed
+from kata_pin.peers.ttrpc import encoded, parsed
 
 VERSION: Final = "v0.12.0"
 """The version of NRI that we register with: each event has its own method."""
@@ -73,7 +73,7 @@ def register_request(name: str, index: str) -> bytes:
     message = proto.nri_pb2.RegisterPluginRequest(
         plugin_name=name, plugin_idx=index, NRI_version=VERSION
     )
-    return bytes(message.SerializeToString())
+    return encoded(message)
 
 
 def configure_reply(kinds: Iterable[EventKind] = OBSERVED) -> bytes:
@@ -82,7 +82,7 @@ def configure_reply(kinds: Iterable[EventKind] = OBSERVED) -> bytes:
     All versions since 0.2 know them; a runtime refuses a plugin that subscribes to an unknown one.
     """
     events = sum(1 << (kind - 1) for kind in kinds)
-    return bytes(proto.nri_pb2.ConfigureResponse(events=events).SerializeToString())
+    return encoded(proto.nri_pb2.ConfigureResponse(events=events))
 
 
 def create_reply(answer: NriAnswer) -> bytes:
@@ -92,25 +92,22 @@ def create_reply(answer: NriAnswer) -> bytes:
         _fill(message.adjust.linux.resources, answer.adjust)
     if answer.creation:
         _create(message.adjust, answer.creation)
-    return bytes(message.SerializeToString())
+    return encoded(message)
 
 
 def update_reply(answer: NriAnswer) -> bytes:
     """Return an UpdateContainerResponse or StopContainerResponse, which look the same."""
-    return bytes(proto.nri_pb2.UpdateResponse(update=_updates(answer.updates)).SerializeToString())
+    return encoded(proto.nri_pb2.UpdateResponse(update=_updates(answer.updates)))
 
 
 def synchronize_reply(updates: Iterable[Update] = (), *, more: bool = False) -> bytes:
     """Return a SynchronizeResponse; to a part with `more` to follow, one with `more` as well."""
-    message = proto.nri_pb2.SynchronizeResponse(update=_updates(updates), more=more)
-    return bytes(message.SerializeToString())
+    return encoded(proto.nri_pb2.SynchronizeResponse(update=_updates(updates), more=more))
 
 
 def update_request(updates: Iterable[Update]) -> bytes:
     """Return an UpdateContainersRequest, which the plugin sends at a time of its choice."""
-    return bytes(
-        proto.nri_pb2.UpdateContainersRequest(update=_updates(updates)).SerializeToString()
-    )
+    return encoded(proto.nri_pb2.UpdateContainersRequest(update=_updates(updates)))
 
 
 def parse_update_response(data: bytes) -> frozenset[str]:
