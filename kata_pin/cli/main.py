@@ -8,6 +8,7 @@ usage, 130 after Ctrl-C, 141 if the reader of the output went away.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 
@@ -16,7 +17,7 @@ import click
 from kata_pin import __version__
 from kata_pin.base.errors import KataPinError, reason_of
 from kata_pin.cli.options import CommandGroup, Session, global_options
-from kata_pin.cli.quick import COMMANDS, COMPLETE
+from kata_pin.cli.quick import COMMANDS, COMPLETE, HELP
 from kata_pin.cli.render import screen
 
 
@@ -30,7 +31,7 @@ class LazyGroup(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command, also one of an option of another package."""
         if cmd_name in COMMANDS:
-            place = f"kata_pin.{COMMANDS[cmd_name][0]}"
+            place = f"kata_pin.{COMMANDS[cmd_name]}"
         else:
             from kata_pin.base.config.options import command_of
 
@@ -40,9 +41,12 @@ class LazyGroup(CommandGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table, importing none."""
+        """Write the list of commands as help.txt has it, importing none."""
+        with open(HELP, encoding="utf-8") as file:
+            listed = file.read().partition("\nCommands:\n")[2]
+        rows = re.findall(r"^  (\S+) +(.+(?:\n    .+)*)", listed, re.MULTILINE)
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

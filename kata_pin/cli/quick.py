@@ -7,95 +7,39 @@ import sys
 
 from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
 
-# The commands, for help and completion: what is here is known without importing click.
-
 COMPLETE = "_KATA_PIN_COMPLETE"
 """The environment variable by which a shell asks for completions (click's protocol)."""
 
-_POLICY = "Override the CPU class of a pod (takes precedence over annotations)."
-_UNINSTALL = "Restore all affinities and remove the files of install that were not modified."
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "show": (
-        "cli.commands.show:show",
-        "Show the sandboxes of this node, one of them, or its pCPUs.",
-    ),
-    "top": (
-        "options.isolation.top_command:top",
-        "Show live what sandboxes and their exclusive pCPUs do.",
-    ),
-    "who": ("cli.commands.inspect:who", "Show every host thread that may run on a pCPU."),
-    "map": (
-        "cli.commands.inspect:guest_map",
-        "Show which vCPU, guest CPU and container each pCPU serves.",
-    ),
-    "explain": (
-        "cli.commands.inspect:explain",
-        "Explain where the threads of a sandbox run and why.",
-    ),
-    "history": ("cli.commands.inspect:history", "Show how sandboxes changed, when and why."),
-    "check": ("cli.commands.inspect:check", "Check affinities, and who runs on exclusive pCPUs."),
-    "prove": (
-        "cli.commands.prove:prove",
-        "Measure whether exclusive pCPUs run nothing but their owner's threads.",
-    ),
-    "metrics": (
-        "cli.commands.metrics:metrics",
-        "Print the daemon's metrics in Prometheus' text format.",
-    ),
-    "doctor": (
-        "cli.commands.inspect:doctor",
-        "Check this node's prerequisites and report what is missing.",
-    ),
-    "draw": (
-        "options.pictures.command:draw",
-        "Draw this node: each pCPU with its owner and what runs there.",
-    ),
-    "pools": (
-        "options.allocation.command:pools",
-        "Show the allocator's pools of pCPUs and their owners.",
-    ),
-    "alloc": ("options.allocation.command:alloc", "Inspect what the allocator did or would do."),
-    "policy": (
-        "options.allocation.command:policy",
-        "Override the CPU class of a pod (takes precedence over annotations).",
-    ),
-    "pin": ("cli.commands.daemon:pin", "Set the affinities of one sandbox, or of all, now."),
-    "unpin": (
-        "cli.commands.daemon:unpin",
-        "Restore the original affinities of one sandbox, or of all.",
-    ),
-    "bind": ("cli.commands.daemon:bind", "Bind vCPUs of a running VM to pCPUs that you name."),
-    "run": ("cli.commands.daemon:run", "Run the daemon in the foreground."),
-    "release": (
-        "cli.commands.install:release",
-        "Have the daemon restore all affinities, and set none until it is restarted.",
-    ),
-    "release-nodes": (
-        "options.cluster.command:release_nodes",
-        "Restore affinities on every node of a cluster.",
-    ),
-    "reporter": (
-        "options.cluster.command:reporter",
-        "Show this node to its cluster, and serve probes and metrics.",
-    ),
-    "reload": ("cli.commands.daemon:reload", "Have the daemon read its configuration again."),
-    "config": (
-        "cli.commands.config:config",
-        "Show or check a configuration, or print a sample file.",
-    ),
-    "install": (
-        "cli.commands.install:install",
-        "Install the hook, the service and sample settings on this node.",
-    ),
-    "uninstall": ("cli.commands.install:uninstall", _UNINSTALL),
-    "kata-class": (
-        "cli.commands.kata_class:kata_class",
-        "Print a RuntimeClass for pods with N exclusive CPUs, and the node's files that it needs.",
-    ),
-    "completion": ("cli.commands.daemon:completion", "Print a shell's completion script."),
+COMMANDS = {
+    "show": "cli.commands.show:show",
+    "top": "options.isolation.top_command:top",
+    "who": "cli.commands.inspect:who",
+    "map": "cli.commands.inspect:guest_map",
+    "explain": "cli.commands.inspect:explain",
+    "history": "cli.commands.inspect:history",
+    "check": "cli.commands.inspect:check",
+    "prove": "cli.commands.prove:prove",
+    "metrics": "cli.commands.metrics:metrics",
+    "doctor": "cli.commands.inspect:doctor",
+    "draw": "options.pictures.command:draw",
+    "pools": "options.allocation.command:pools",
+    "alloc": "options.allocation.command:alloc",
+    "policy": "options.allocation.command:policy",
+    "pin": "cli.commands.daemon:pin",
+    "unpin": "cli.commands.daemon:unpin",
+    "bind": "cli.commands.daemon:bind",
+    "run": "cli.commands.daemon:run",
+    "release": "cli.commands.install:release",
+    "release-nodes": "options.cluster.command:release_nodes",
+    "reporter": "options.cluster.command:reporter",
+    "reload": "cli.commands.daemon:reload",
+    "config": "cli.commands.config:config",
+    "install": "cli.commands.install:install",
+    "uninstall": "cli.commands.install:uninstall",
+    "kata-class": "cli.commands.kata_class:kata_class",
+    "completion": "cli.commands.daemon:completion",
 }
-"""Every command in the order of the help: module and name below kata_pin, and its summary."""
+"""Every command in the order of the help: its module and name below kata_pin."""
 
 OF_SANDBOXES = frozenset(
     {
@@ -106,13 +50,11 @@ OF_SANDBOXES = frozenset(
 """Commands whose first argument is a sandbox."""
 
 
-# Answers without click: the help of `kata-pin`, and a shell that completes.
-#
 # Importing click takes as long as starting Python. What is not answered here, click answers, in the
 # same words (tests/unit/cli/test_quick.py).
 
 HELP = os.path.join(os.path.dirname(__file__), "help.txt")
-"""What click prints for `kata-pin --help` on a terminal of HELP_COLUMNS or more."""
+"""What click prints for `kata-pin --help` on a terminal of HELP_COLUMNS or more (scripts/man)."""
 
 HELP_COLUMNS = 80
 _SPECIAL = frozenset("'\"\\=#")

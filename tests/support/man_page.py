@@ -125,6 +125,25 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+class _Listed(click.Group):
+    """The group `kata-pin` with its commands' own words, as click shows it on 80 columns."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first paragraph of each command's help."""
+        found = {name: cli.get_command(ctx, name) for name in COMMANDS}
+        texts = {name: _help_text(one).partition("\n\n")[0] for name, one in found.items() if one}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in texts.items()])
+
+
+def own_help() -> str:
+    """Return the help of `kata-pin` itself."""
+    group = _Listed("kata-pin", params=cli.params, help=cli.help)
+    names = ["-h", "--help"]
+    context = click.Context(group, info_name="kata-pin", terminal_width=78, help_option_names=names)
+    return group.get_help(context)
+
+
 def _section(title: str) -> list[str]:
     return [f".SH {title}"]
 

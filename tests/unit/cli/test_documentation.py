@@ -14,14 +14,14 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.state import State
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.main import cli
-from kata_pin.cli.quick import COMMANDS
+from kata_pin.cli.quick import COMMANDS, HELP
 from kata_pin.cli.reports import who as who_report
 from kata_pin.cli.reports.findings import check
 from kata_pin.options.allocation.command import pools_document
 from kata_pin.service import offline
 from kata_pin.service.protocol import decode, encode
 from tests.support.json_schema import violations
-from tests.support.man_page import page
+from tests.support.man_page import own_help, page
 from tests.support.report_docs import DOCUMENTS, fields_of, generated
 from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
@@ -115,6 +115,11 @@ def test_every_field_is_described() -> None:
 def test_the_man_page_is_the_generated_one() -> None:
     """scripts/man was run after the last change of a command or a setting."""
     assert (DOCS / "kata-pin.8").read_text() == page()
+
+
+def test_the_help_of_the_program_has_each_commands_own_words() -> None:
+    """scripts/man was run after the last change of a command's first line."""
+    assert Path(HELP).read_text() == own_help() + "\n"
 
 
 def test_the_man_page_has_every_setting_command_and_option() -> None:

@@ -26,7 +26,7 @@ def _width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_help_is_that_of_click(
     option: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is made by `kata-pin --help`: COLUMNS=80 python -m kata_pin.cli.main --help."""
+    """The file is made by scripts/man of the same words."""
     monkeypatch.setenv("COLUMNS", columns)
     assert run([option]) == 0
     text = capsys.readouterr().out
