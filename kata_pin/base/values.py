@@ -8,6 +8,7 @@ document needs no more.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
@@ -305,6 +306,12 @@ class Mode(StrEnum):
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return `1 thread` or `2 threads`; `plural` where it is not the noun with an s."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 # What helps where kata-pin runs: a command on a node, another one or a chart's value in a pod.

@@ -19,7 +19,7 @@ from kata_pin.base.errors import TaskGone, VmmError, reason_of
 from kata_pin.base.placement import Note
 from kata_pin.base.sandbox import Container, Process, Role, Thread, Vmm
 from kata_pin.base.steps import Steps
-from kata_pin.base.values import NoteLevel
+from kata_pin.base.values import NoteLevel, listed
 from kata_pin.engine.counters import Slices
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandbox_cache import SandboxCache
@@ -145,10 +145,9 @@ class Survey:
         hung = self._facts.hung
         if not hung:
             return ()
-        names = ", ".join(f"pid {one.process.pid} ({one.process.comm})" for one in hung[:SHOWN])
-        more = f" and {len(hung) - SHOWN} more" if len(hung) > SHOWN else ""
+        names = listed([f"pid {one.process.pid} ({one.process.comm})" for one in hung], SHOWN)
         text = (
-            f"{names}{more}: memory is locked, so the command line cannot be read; a VMM among them"
+            f"{names}: memory is locked, so the command line cannot be read; a VMM among them"
             " cannot be identified until that ends (hung storage, or a hostile process)"
         )
         return (Note("memory-locked", text, NoteLevel.WARNING),)

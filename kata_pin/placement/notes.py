@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from kata_pin.base.cpuset import CpuSet, HostTopology, union
 from kata_pin.base.placement import Note, Placement
 from kata_pin.base.sandbox import GuestTopology, Thread, ThreadKey, Vmm
-from kata_pin.base.values import KataRuntime, NoteLevel, count
+from kata_pin.base.values import KataRuntime, NoteLevel, count, listed
 from kata_pin.placement import vm_size
 
 KATA_PINS_VCPUS: Final = "kata-pins-vcpus"
@@ -140,8 +140,7 @@ def named(containers: Iterable[str]) -> str:
 
 def tids(numbers: Sequence[int]) -> str:
     """Return threads in words; of many the first ones."""
-    shown = ", ".join(str(tid) for tid in numbers[:8])
-    return f"tid {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"tid {listed(numbers, 8)}"
 
 
 # How the CPUs of a pair relate to the guest's memory and thread siblings, in words.

@@ -89,16 +89,15 @@ def prove(
     from kata_pin.base.config.options import function_of
     from kata_pin.base.values import Method
     from kata_pin.cli.reports import prove as proving
-    from kata_pin.cli.reports.words import choose, within
+    from kata_pin.cli.reports.words import meant
     from kata_pin.linux.files import HostRoot
 
     if not 1 <= seconds <= MOST_S:
         raise click.BadParameter("expected 1s to 1d", param_hint="--for")
-    provider, about = session.connect(), None
-    if sandbox is not None or namespace is not None:
-        with _not_measured():
-            names = within(provider.names(), namespace)
-        about = {one.id for one in ([choose(names, sandbox)] if sandbox else names)}
+    provider = session.connect()
+    with _not_measured():
+        names = () if sandbox is None and namespace is None else provider.names()
+    about = meant(names, sandbox, namespace)
     if html is not None and html != "-":
         screen.expect_writable(html)  # so that it does not fail after a minute
     methods = (Method(method),) if method else tuple(Method)

@@ -1,6 +1,6 @@
-"""`doctor` on what `kata-pin install` leaves on the node.
+"""`doctor` on what `kata-pin install` leaves on the node, hooks, the kubelet and other programs.
 
-Hooks, the kubelet and other programs have their rows here too.
+A node that runs kata-pin in another way (scripts/demo, a package of its own) has nothing to check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.state import Row, State
 from kata_pin.base.errors import KataPinError
-from kata_pin.base.values import Remedy, RowStatus, count, here
+from kata_pin.base.values import Remedy, RowStatus, count, here, listed
 from kata_pin.cli.node.changes import MANIFEST, NodeFiles
 from kata_pin.cli.node.containerd import named_specs
 from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH, SPECS
@@ -26,11 +26,6 @@ from kata_pin.cli.reports import who, words
 from kata_pin.linux.files import HOST, read_text
 from kata_pin.linux.process import cgroups
 from kata_pin.peers.kubelet.checkpoint import read_claims, read_kubelet
-
-# `doctor` on what `kata-pin install` and the steps after it leave on the node, and on hooks.
-#
-# A node that runs kata-pin in another way (scripts/demo, a package of its own) has nothing to
-# check.
 
 SHOWN: Final = 3
 """Files named in a row."""
@@ -142,11 +137,7 @@ def _text(path: str) -> str:
 
 
 def _named(paths: list[str]) -> str:
-    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return f"{count(len(paths), 'file')} ({', '.join(paths[:SHOWN])}{more})"
-
-
-# `doctor` on the kubelet: its checkpoint, its own list, and CPUs of DRA claims beside it.
+    return f"{count(len(paths), 'file')} ({listed(paths, SHOWN)})"
 
 
 def kubelet(config: Config) -> Row:
@@ -237,8 +228,6 @@ def dra_claims(config: Config) -> Iterator[Row]:
     remedy = "cpuManagerPolicy: none in the kubelet's configuration, or no DRA driver for CPUs here"
     yield Row("DRA claims", "warn", text, remedy)
 
-
-# `doctor` for programs of the node that matter to pinning: which of them run, since when.
 
 RUNTIMES: Final = frozenset({"containerd", "crio", "kubelet"})
 STARTERS: Final = frozenset({"containerd", "crio", "dockerd"})

@@ -10,7 +10,7 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import KeptQuiet, Row, State
 from kata_pin.base.errors import DaemonError, ParseError, reason_of
-from kata_pin.base.values import QuietLevel, count, here
+from kata_pin.base.values import QuietLevel, count, here, listed
 from kata_pin.cli.reports import words
 from kata_pin.linux.files import HostRoot, read_text
 from kata_pin.linux.process import NET_ADMIN, SETUID, may_have, may_write
@@ -161,17 +161,15 @@ def _remedy(drop_in: str, root: HostRoot) -> str:
 def _failures(kept: KeptQuiet) -> Iterator[Row]:
     total = sum(kept.failed_writes.values())
     if kept.problems:
-        more = f" and {len(kept.problems) - 1} more" if len(kept.problems) > 1 else ""
         kinds = ", ".join(f"{kind} {number}" for kind, number in kept.failed_writes.items())
-        text = f"cannot set {kept.problems[0]}{more}"
+        text = f"cannot set {listed(kept.problems, 1)}"
         text += f"; failed writes since the daemon's start: {kinds}" if kinds else ""
         yield Row("quiet writes", "warn", text)
     elif total:
         text = f"{count(total, 'write')} failed since the daemon's start, none in its last round"
         yield Row("quiet writes", "info", text)
     if kept.left:
-        more = f" and {len(kept.left) - 1} more" if len(kept.left) > 1 else ""
-        text = f"left to another writer for now: {kept.left[0]}{more}"
+        text = f"left to another writer for now: {listed(kept.left, 1)}"
         yield Row(
             "quiet writers", "warn", text, "kata-pin history names programs that may write it"
         )

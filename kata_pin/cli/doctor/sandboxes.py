@@ -41,8 +41,6 @@ from kata_pin.placement.vm_size import (
 )
 from kata_pin.vmm.kinds import QEMU, kind_named
 
-# `doctor` for sandboxes: how threads were identified, and which overhead modes are usable.
-#
 # Pure but for one look at a monitor's path and at the VMM's network. A mode is usable if the cgroup
 # of every overhead thread allows a CPU of the mode's set; a VM confined to its own cpuset (D7) can
 # use only that.
@@ -131,8 +129,7 @@ def doubles(sandbox: Sandbox, name: str) -> Iterator[Row]:
     ]
     for (first, cpus), (second, others) in combinations(held, 2):
         if both := cpus & others:
-            which = f"{words.named(both)} {'is' if len(both) == 1 else 'are'}"
-            text = f"{which} assigned to {first} and {second}"
+            text = f"{words.are(both)} assigned to {first} and {second}"
             yield Row("kubelet", "warn", text, words.DOUBLE_REMEDY, name)
 
 
@@ -245,10 +242,6 @@ def _allowed(thread: Thread, online: CpuSet) -> CpuSet:
     """Return what the thread's cgroup allows; an unknown cpuset limits nothing."""
     return (parse(thread.cpuset) or online) & online
 
-
-# `doctor` for guests: whether they are reachable, and what is known of their CPUs.
-#
-# Pure but for one check of vsock.
 
 VHOST_VSOCK: Final = ("/dev/vhost-vsock", "/sys/devices/virtual/misc/vhost-vsock")
 """The host's device, and where a container without the host's devices sees it."""

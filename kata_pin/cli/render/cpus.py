@@ -11,7 +11,6 @@ from kata_pin.base.documents.state import (
     Quiet,
     QuietCpu,
     QuietInterrupt,
-    Row,
     Sandbox,
     State,
     Thread,
@@ -21,8 +20,6 @@ from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragr
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.cli.reports.words import IDLE_LIMITS, NOTHING
-
-# `show --cpus`: what disturbs exclusive pCPUs, as lines of text.
 
 _STYLES: Final = {"warn": phrases.ODD, "fail": phrases.BAD}
 
@@ -57,7 +54,7 @@ def quiet(found: Quiet, output: Output) -> list[Text]:
             lines += paragraph(named, output, indent=2)
     for problem in found.problems:
         lines += paragraph(styled(f"! not readable: {problem}", phrases.ODD), output, indent=2)
-    return [*lines, Text(), *_rows(found.rows, output)]
+    return [*lines, Text(), *phrases.checks("SUBJECT", found.rows, _STYLES, output)]
 
 
 def _row(one: QuietCpu) -> list[Text]:
@@ -100,21 +97,6 @@ def _named(found: Sequence[QuietInterrupt]) -> Iterator[str]:
     for kind in ("movable", "managed", "guest"):
         if silent := sum(1 for one in found if one.kind == kind and not one.per_s):
             yield f"{silent} {kind} silent"
-
-
-def _rows(rows: Sequence[Row], output: Output) -> list[Text]:
-    columns = [Column("SUBJECT", NAMES, fold=16), Column("STATUS"), Column("FOUND", fold=24)]
-    cells = []
-    for row in rows:
-        subject = f"{row.sandbox} {row.check}" if row.sandbox else row.check
-        text = f"{row.text}. Remedy: {row.remedy}" if row.remedy else row.text
-        cells.append(
-            [styled(subject), styled(row.status, _STYLES.get(row.status, "")), styled(text)]
-        )
-    return table(columns, cells, output)
-
-
-# `show --cpus`: every pCPU by NUMA node, core and sibling, with its owner and its threads.
 
 
 def cpus(state: State, output: Output) -> list[Text]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
 from kata_pin.base.documents.document import Daemon, Note
-from kata_pin.base.documents.state import Guest, GuestVcpu, Memory, State, Thread
+from kata_pin.base.documents.state import Guest, GuestVcpu, Memory, Row, State, Thread
 from kata_pin.base.values import count
-from kata_pin.cli.render.layout import Output, Text, paragraph, styled
+from kata_pin.cli.render.layout import NAMES, Column, Output, Text, paragraph, styled, table
 from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, guest_cost, safe
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -45,8 +45,6 @@ GUEST_STYLES: Final = {
     "unreachable": ODD,
     "failed": BAD,
 }
-
-_USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
 
 
 def condition(word: str, detail: str = "") -> Text:
@@ -114,6 +112,19 @@ def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = Fals
     return lines
 
 
+def checks(
+    title: str, rows: Iterable[Row], styles: Mapping[str, str], output: Output
+) -> list[Text]:
+    """Return the rows of checks as a table; `title` is that of their subjects."""
+    columns = [Column(title, NAMES, fold=16), Column("STATUS"), Column("FOUND", fold=24)]
+    cells = []
+    for row in rows:
+        name = f"{row.sandbox} {row.check}" if row.sandbox else row.check
+        text = f"{row.text}. Remedy: {row.remedy}" if row.remedy else row.text
+        cells.append([styled(name), styled(row.status, styles.get(row.status, "")), styled(text)])
+    return table(columns, cells, output)
+
+
 def remedies(
     rows: Iterable[tuple[str, str, str]], output: Output, *, most: int = 12
 ) -> Iterator[Text]:
@@ -137,11 +148,6 @@ def remedies(
 def drifting(threads: Iterable[Thread]) -> int:
     """Return how many threads are not where they should be."""
     return sum(1 for thread in threads if thread.state == "drift")
-
-
-def cpu_time(thread: Thread) -> str:
-    """Return the CPU time that a thread has used."""
-    return f"{thread.cpu_ticks / _USER_HZ:.1f} s"
 
 
 def pairs(threads: Iterable[Thread], output: Output) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kata_pin.base.documents.measured import (
@@ -112,7 +112,8 @@ def _pcpu(pcpu: ProvedPcpu, output: Output) -> Iterator[Text]:
     yield from (Text(), *paragraph(head, output, indent=2))
     for own in pcpu.own:
         yield from paragraph(styled(_own(own, pcpu.window_s)), output, indent=2)
-    programs = _worst_first(pcpu.tasks)
+    order = list(dict.fromkeys(one.task_class for one in pcpu.tasks))
+    programs = sorted(by_process(pcpu.tasks), key=lambda one: order.index(one[0].task_class))
     if programs:
         columns = [
             Column("CLASS", fold=12),
@@ -225,12 +226,6 @@ def _guest(guest: GuestLatency, seconds: float, output: Output) -> Iterator[Text
 
 
 INSIDE: Final = "to measure inside the guest, if the container's image has rt-tests, run:"
-
-
-def _worst_first(tasks: Sequence[RanTask]) -> list[tuple[RanTask, int]]:
-    """Return tasks by process, in the order of their classes."""
-    order = list(dict.fromkeys(one.task_class for one in tasks))
-    return sorted(by_process(tasks), key=lambda one: order.index(one[0].task_class))
 
 
 def _own(thread: OwnThread, window_s: float) -> str:

@@ -18,7 +18,7 @@ from kata_pin.base.documents.state import DoctorDocument
 from kata_pin.base.values import count
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragraph, styled, table
-from kata_pin.cli.reports.words import NOTHING, age
+from kata_pin.cli.reports.words import NOTHING, age, owner
 
 _STATUS_STYLES: Final = {
     "ok": phrases.GOOD,
@@ -168,22 +168,12 @@ def _counted(kind: str, found: Sequence[Finding]) -> str:
 
 def doctor(document: DoctorDocument, output: Output) -> list[Text]:
     """Return one row per check, then the counts."""
-    columns = [
-        Column("CHECK", NAMES, fold=16),
-        Column("STATUS"),
-        Column("FOUND", fold=24),
-    ]
-    rows = []
-    for row in document.rows:
-        name = f"{row.sandbox} {row.check}" if row.sandbox else row.check
-        text = f"{row.text}. Remedy: {row.remedy}" if row.remedy else row.text
-        status = row.status
-        rows.append([styled(name), styled(status, _STATUS_STYLES.get(status, "")), styled(text)])
+    rows = phrases.checks("CHECK", document.rows, _STATUS_STYLES, output)
     counts = [
         f"{sum(1 for row in document.rows if row.status == status)} {word}"
         for status, word in (("fail", "to fix"), ("warn", "to check"), ("ok", "ok"))
     ]
-    return [*table(columns, rows, output), Text(), Text(", ".join(counts))]
+    return [*rows, Text(), Text(", ".join(counts))]
 
 
 def applied(document: Applied, output: Output) -> list[Text]:
@@ -193,9 +183,8 @@ def applied(document: Applied, output: Output) -> list[Text]:
     for sandbox in document.sandboxes:
         results = sandbox.results
         done = sum(1 for result in results if result.outcome == "done")
-        name = sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
         counted = f"{done} of {sandbox.threads} threads {verb}, "
-        text = styled(f"{name}: ", phrases.NAME) + Text(counted)
+        text = styled(f"{owner(sandbox)}: ", phrases.NAME) + Text(counted)
         why = f": {sandbox.vmm_problem}" if sandbox.vmm_problem else ""
         lines += paragraph(text + phrases.condition(sandbox.state) + styled(why), output, indent=2)
         for result in results:
@@ -214,14 +203,14 @@ def bind(document: BindDocument, output: Output) -> list[Text]:
     """Return what is bound, and where each thread is or would be."""
     lines: list[Text] = []
     for sandbox in document.sandboxes:
-        name = sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
         told = "not bound: placed by policy"
         if sandbox.vcpus:
             told = f"vCPUs {sandbox.vcpus} on pCPUs {sandbox.cpus}"
             told += f", overhead on {sandbox.overhead}" if sandbox.overhead else ""
             told += f", until {sandbox.until}" if sandbox.until else ""
             told = f"{'would be bound' if document.dry_run else 'bound'}: {told}"
-        lines += paragraph(styled(f"{name}: ", phrases.NAME) + styled(told), output, indent=2)
+        name = styled(f"{owner(sandbox)}: ", phrases.NAME)
+        lines += paragraph(name + styled(told), output, indent=2)
         columns = [
             Column("TID", right=True),
             Column("ROLE"),

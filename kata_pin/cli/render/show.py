@@ -69,6 +69,8 @@ def _cells(texts: Sequence[str], numbers: dict[str, int]) -> list[Text]:
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
 
+_USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
+
 IDLE: Final = "*"
 """Marks a last pCPU that the thread may no longer use."""
 
@@ -325,7 +327,7 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
         phrases.cpus(thread.expected),
         styled(thread.affinity or words.NOTHING, phrases.BAD if drift else ""),
         Text(f"{IDLE}{last}" if _idle_since(thread) else last),
-        Text(phrases.cpu_time(thread)),
+        Text(f"{thread.cpu_ticks / _USER_HZ:.1f} s"),
         _known(None if thread.run_delay_s is None else f"{thread.run_delay_s:.1f} s"),
         _known(thread.preemptions),
         _known(thread.migrations),

@@ -10,7 +10,7 @@ from kata_pin.base.cpuset import union
 from kata_pin.base.documents.answers import MapDocument, MapSandbox
 from kata_pin.base.documents.measured import HostProcess, KernelThreads, WhoDocument, WhoPcpu
 from kata_pin.base.documents.state import Guest, GuestContainer, GuestVcpu
-from kata_pin.base.values import count
+from kata_pin.base.values import count, listed
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import (
     CPUS,
@@ -26,8 +26,6 @@ from kata_pin.cli.render.layout import (
 from kata_pin.cli.reports import pcpus
 from kata_pin.cli.reports import words as reports_words
 from kata_pin.cli.reports.words import NOTHING, age
-
-# `who` as lines of text: the pCPUs, the processes allowed on them, kernel threads.
 
 _NAMES_SHOWN: Final = 6
 _COMMAND_SHOWN: Final = 60
@@ -143,7 +141,7 @@ def _process(process: HostProcess, output: Output) -> list[Text]:
         styled(process.user or NOTHING),
         styled(f"{owner}, intruder" if process.intruder else owner, style),
         styled(str(union(pcpus.parse(thread.affinity) for thread in process.threads))),
-        styled(_listed(threads)),
+        styled(listed(threads, _NAMES_SHOWN)),
         Text(age(process.age_s)),
         Text(NOTHING if process.cpu_s is None else f"{process.cpu_s:.1f} s"),
         styled(command, phrases.DIM),
@@ -158,15 +156,9 @@ def _kernel(kernel: KernelThreads, here: str, output: Output) -> list[Text]:
     ):
         names = list(dict.fromkeys(thread.comm for thread in threads))
         if names:
-            text = f"{count(len(threads), 'kernel thread')} {words}: {_listed(names)}"
+            text = f"{count(len(threads), 'kernel thread')} {words}: {listed(names, _NAMES_SHOWN)}"
             lines += paragraph(styled(text, phrases.DIM), output, indent=2)
     return lines
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 # `map`: pCPUs, vCPUs, guest CPUs and containers, connected by lines from left to right.

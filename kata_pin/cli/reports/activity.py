@@ -17,8 +17,6 @@ from kata_pin.linux.counters import TaskSampler
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.process import is_alive
 
-# What one sandbox's threads have been through (run delay, preemptions, migrations) and use.
-#
 # Read by the command line where one sandbox is looked at, from files that anybody may read.
 
 
@@ -63,8 +61,6 @@ def _used(cache: Cache, root: HostRoot) -> Cache:
     )
 
 
-# The network side of one sandbox: the interfaces of its VMM and their vhost workers.
-#
 # Read by the command line where one sandbox is looked at, so that the daemon neither grows by
 # pyroute2 nor waits for netlink.
 

@@ -83,7 +83,8 @@ def node_errors(reading: FileReading, topology: HostTopology) -> Iterator[Config
         )
     for key in PROGRAMS:
         for number, path in enumerate(attrgetter(key)(config) if key in given else ()):
-            if not any(map(_is_program, glob.glob(path))):
+            found = glob.glob(path)
+            if not any(os.access(one, os.X_OK) and not os.path.isdir(one) for one in found):
                 hint = here(NOT_MOUNTED)
                 error = f"not an executable file: {path}"
                 yield ConfigError(error, key=f"{key}.{number}", hint=hint)
@@ -109,10 +110,6 @@ def _cpus(config: Config, present: CpuSet) -> Iterator[ConfigError]:
     for key, cpus in lists.items():
         if missing := cpus - present:
             yield ConfigError(f"the node has no CPU {missing}; it has {present}", key=key)
-
-
-def _is_program(path: str) -> bool:
-    return os.access(path, os.X_OK) and not os.path.isdir(path)
 
 
 def _is_group(name: str) -> bool:

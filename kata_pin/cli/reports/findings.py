@@ -58,8 +58,6 @@ def in_words(sandbox: Sandbox, online: CpuSet) -> str:
     )
 
 
-# `check`: what is not as it should be in a state document, and what was measured.
-
 _ELSEWHERE: Final = frozenset({"conflict-exclusive", "other-writer"})
 """Codes of notes that are findings of their own."""
 
@@ -198,7 +196,7 @@ def _conflicts(sandboxes: Sequence[Sandbox], chosen: Container[str]) -> Iterator
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
     first, second = words.owner(sandbox), words.owner(other)
-    which = f"{words.named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
+    which = words.are(cpus)
     if cpus <= pcpus.parse(other.exclusive):
         text = f"{which} exclusive to both {first} and {second}"
     else:
@@ -222,9 +220,8 @@ def _double_grants(state: State, about: Container[str] | None) -> Iterator[Findi
         for grant in allocation.grants:
             both = pcpus.parse(holder.cpus) & pcpus.parse(grant.exclusive)
             if both and holder.id not in known and (about is None or grant.sandbox in about):
-                which = f"{words.named(both)} {'is' if len(both) == 1 else 'are'}"
                 text = (
-                    f"{which} exclusive to both {grant.pod} (granted by kata-pin) and "
+                    f"{words.are(both)} exclusive to both {grant.pod} (granted by kata-pin) and "
                     f"{holder.pod} ({words.holder_source(holder)})"
                 )
                 yield CONFLICT.found(

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from itertools import groupby
 from shlex import quote
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from kata_pin.base.counters import Measured, MeasuredExits
 from kata_pin.base.cpuset import CpuSet
@@ -224,8 +224,6 @@ def _ms(ns: int) -> float:
 
 _V2: Final = "fs/cgroup/cgroup.controllers"
 
-_K = TypeVar("_K", int, str)
-
 
 class ProofRequest(Struct, frozen=True):
     """What is to be proved: which sandboxes (None: all), how long, and what is accepted.
@@ -345,16 +343,8 @@ def _unproved(row: ProvedPcpu, reason: str) -> ProvedPcpu:
 
 def _together(first: Known, second: Known) -> Known:
     """Return what is known in one or the other."""
-
-    def both(one: Mapping[_K, str], other: Mapping[_K, str]) -> dict[_K, str]:
-        return {**one, **other}
-
     return Known(
-        both(first.threads, second.threads),
-        both(first.processes, second.processes),
-        both(first.containers, second.containers),
-        both(first.pods, second.pods),
-        {**first.masks, **second.masks},
+        *({**one, **other} for one, other in zip(astuple(first), astuple(second), strict=True))
     )
 
 

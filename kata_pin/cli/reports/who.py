@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import psutil
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kata_pin.base.counters import SeenTask
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
@@ -70,15 +70,8 @@ def every_process() -> Iterator[Process]:
             yield read_process(HOST, pid)
 
 
-def described(
-    process: Process,
-    threads: tuple[ProcessThread, ...] = (),
-    *,
-    sandbox: str = "",
-    pod: str = "",
-    intruder: bool = False,
-) -> HostProcess:
-    """Return a process with its user, command line, age and CPU time.
+def described(process: Process) -> HostProcess:
+    """Return a process of no sandbox with its user, command line, age and CPU time.
 
     What cannot be read, or no longer can, is empty or None.
     """
@@ -93,10 +86,10 @@ def described(
         command=command(process.pid),
         age_s=None if born is None else max(0.0, time.time() - born),
         cpu_s=None if times is None else times.user + times.system,
-        sandbox=sandbox,
-        pod=pod,
-        intruder=intruder,
-        threads=threads,
+        sandbox="",
+        pod="",
+        intruder=False,
+        threads=(),
     )
 
 
@@ -286,13 +279,8 @@ def _process(
     process: Process, threads: tuple[ProcessThread, ...], known: Known, *, intruder: bool
 ) -> HostProcess:
     owned = _owned(threads, known)
-    return described(
-        process,
-        threads,
-        sandbox=owned.id if owned else "",
-        pod=words.owner(owned) if owned else "",
-        intruder=intruder,
-    )
+    found = replace(described(process), threads=threads, intruder=intruder)
+    return replace(found, sandbox=owned.id, pod=words.owner(owned)) if owned else found
 
 
 def _kernel(found: Sequence[Found], cpus: CpuSet) -> KernelThreads:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from kata_pin.base.documents.answers import SandboxName
 from kata_pin.base.documents.state import Sandbox
 from kata_pin.base.errors import KataPinError
-from kata_pin.base.values import HolderSource, Remedy, count
+from kata_pin.base.values import HolderSource, Remedy, count, listed
 
 if TYPE_CHECKING:
     from kata_pin.base.cpuset import CpuSet
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kata_pin.base.documents.state import Guest, Interface, Writer
     from kata_pin.base.placement import DoubleAssignment
 
-
-# Plain words for single facts: ages, owners of sandboxes, other writers, guests.
 
 OVER = frozenset({"stopped", "deleted"})
 """States of containers that have ended."""
@@ -109,9 +107,7 @@ def changes(found: Writer) -> str:
 
 
 def _tids(found: Writer) -> str:
-    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
-    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
-    return f"tid {tids}{more}"
+    return f"tid {listed(found.tids, SHOWN)}"
 
 
 def writer(found: Writer) -> str:
@@ -136,11 +132,10 @@ def guest_cost(guest: Guest) -> str:
     own = [one for one in guest.containers if one.cpus is not None]
     if not own:
         return "host pinning is unaffected, and no container needs guest CPUs of its own"
-    named = ", ".join(f"{one.name} on {one.cpus}" for one in own[:SHOWN])
-    more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+    named = listed([f"{one.name} on {one.cpus}" for one in own], SHOWN)
     return (
         "host pinning is unaffected, but in the guest every process may use every vCPU, and so "
-        f"every pCPU of the pod; expected guest CPUs: {named}{more}"
+        f"every pCPU of the pod; expected guest CPUs: {named}"
     )
 
 
@@ -167,13 +162,17 @@ def named(cpus: CpuSet) -> str:
     return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"
 
 
+def are(cpus: CpuSet) -> str:
+    """Return pCPUs with their verb, such as `pCPU 4 is` or `pCPUs 4-7 are`."""
+    return f"{named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
+
+
 def double_assignment(found: DoubleAssignment) -> str:
     """Return which CPUs the kubelet assigned twice, and to whom."""
-    which = f"{named(found.cpus)} {'is' if len(found.cpus) == 1 else 'are'}"
     owners = [f"pod {pod}" for pod in found.pods]
     if found.in_default:
         owners.append("the default set")
-    return f"{which} assigned to {', '.join(owners[:-1])} and {owners[-1]}"
+    return f"{are(found.cpus)} assigned to {', '.join(owners[:-1])} and {owners[-1]}"
 
 
 # Which sandboxes are meant: by an id or its start, a pod, a namespace, or by their problems.
@@ -193,6 +192,14 @@ def namespace_of(sandbox: Named) -> str | None:
     """Return the namespace of a sandbox's pod, None if its pod is unknown."""
     namespace, slash, _ = sandbox.pod.partition("/")
     return namespace if slash else None
+
+
+def meant(every: Iterable[SandboxName], name: str | None, namespace: str | None) -> set[str] | None:
+    """Return the ids of the sandboxes that a name and a namespace mean; None: all of them."""
+    if name is None and namespace is None:
+        return None
+    inside = within(every, namespace)
+    return {one.id for one in ([choose(inside, name)] if name else inside)}
 
 
 def has_problem(sandbox: Sandbox) -> bool:
@@ -233,9 +240,7 @@ def choose(every: Sequence[SandboxName], text: str) -> SandboxName:
 
 
 def _named(sandboxes: list[SandboxName]) -> str:
-    names = [f"{safe(owner(s))} ({s.id[:12]})" for s in sandboxes[:SELECTION_SHOWN]]
-    more = len(sandboxes) - SELECTION_SHOWN
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return listed([f"{safe(owner(s))} ({s.id[:12]})" for s in sandboxes], SELECTION_SHOWN)
 
 
 # What helps against what `doctor` finds: on a node, and in a pod (base/values.py).

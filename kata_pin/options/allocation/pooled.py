@@ -24,7 +24,7 @@ from kata_pin.base.allocation import (
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings, ManagerPolicy
-from kata_pin.base.values import CpuClass, GrantKind, KataRuntime, count
+from kata_pin.base.values import CpuClass, GrantKind, KataRuntime, count, listed
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import Choice, grow, in_whole_cores, shrink, whole_cores
 from kata_pin.options.allocation.demand import Demand, StaticOptions, asked, strict
@@ -110,8 +110,7 @@ def device_reasons(
 
 def _titles(devices: Sequence[AttachedDevice]) -> str:
     """Return the names of some devices of one node."""
-    named = ", ".join(device.title for device in devices[:_NAMED])
-    return named if len(devices) <= _NAMED else f"{named} and {len(devices) - _NAMED} more"
+    return listed([device.title for device in devices], _NAMED)
 
 
 def memory_home(state: AllocState, request: ContainerRequest) -> CpuSet:

@@ -16,7 +16,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.documents.state import KeptQuiet, QuietSandbox, QuietSpared
 from kata_pin.base.placement import RELEASED, Note, PassOutcome
 from kata_pin.base.sandbox import Container, Sandbox
-from kata_pin.base.values import NoteLevel, QuietLevel
+from kata_pin.base.values import NoteLevel, QuietLevel, listed
 from kata_pin.linux.interrupts import Interrupt, InterruptRow, RowCounts
 from kata_pin.options.quiet.decide import (
     power_wish,
@@ -287,9 +287,8 @@ def node_notes(status: QuietStatus) -> Iterator[Note]:
         what, _, why = problem.rpartition(": ")
         by_reason.setdefault(why, []).append(what)
     for why, failed in by_reason.items():
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        text = f"quiet pCPUs: cannot set {failed[0]}{more}: {why}; kata-pin doctor names the remedy"
-        yield Note("quiet-failed", text, NoteLevel.WARNING)
+        text = f"cannot set {listed(failed, 1)}: {why}; kata-pin doctor names the remedy"
+        yield Note("quiet-failed", f"quiet pCPUs: {text}", NoteLevel.WARNING)
 
 
 def _problems(status: QuietStatus, sandbox_id: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.state import Row
 from kata_pin.base.errors import ParseError
-from kata_pin.base.values import count
+from kata_pin.base.values import count, listed
 from kata_pin.options.quiet.decide import MANAGED, MOVABLE, Firing
 from kata_pin.options.quiet.values import Irqbalance, Power, QuietFacts, SandboxFacts, Unknown
 
@@ -58,12 +58,6 @@ def _each(values: Sequence[int], command: str) -> str:
     if len(values) == 1:
         return command.replace("$i", str(values[0]))
     return f"for i in {' '.join(map(str, values))}; do {command}; done"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # Findings about interrupts on exclusive pCPUs, and about who moves interrupts.
@@ -125,7 +119,7 @@ def _count_of(firing: Sequence[Firing]) -> str:
 
 def _named(firing: Sequence[Firing]) -> str:
     by_rate = sorted(firing, key=lambda one: (-one.per_s, one.interrupt.number, one.cpu))
-    return listed([_one(each) for each in by_rate])
+    return listed([_one(each) for each in by_rate], NAMED)
 
 
 def _one(firing: Firing) -> str:
@@ -205,7 +199,7 @@ def _crio(facts: QuietFacts) -> Iterator[Row]:
             yield not_known("CRI-O", found.hooks)
         elif found.hooks:
             text = (
-                f"acts on irq-load-balancing.crio.io ({listed(found.hooks)}): it writes the "
+                f"acts on irq-load-balancing.crio.io ({listed(found.hooks, NAMED)}): it writes the "
                 "default mask and restarts irqbalance"
             )
             yield Row("CRI-O", "info", text, "remove the annotation from allowed_annotations")
@@ -255,7 +249,7 @@ def _threads(facts: QuietFacts, claimed: Claimed) -> Row:
     command = f"taskset -p -c {claimed.others} $i"
     remedy = setting_or("quiet: full", [one.tid for one in there], command)
     remedy = remedy if claimed.others else ""
-    return Row("kernel threads", "info", f"{which}: {listed(names)}", remedy)
+    return Row("kernel threads", "info", f"{which}: {listed(names, NAMED)}", remedy)
 
 
 def _queues(facts: QuietFacts, claimed: Claimed) -> Iterator[Row]:
@@ -271,7 +265,7 @@ def _queues(facts: QuietFacts, claimed: Claimed) -> Iterator[Row]:
     first = there[0]
     kept = (first.cpus - claimed.exclusive).hex_mask()
     place = f"/sys/class/net/{first.device}/queues/{first.name}/{first.kind}_cpus"
-    yield Row("RPS and XPS", "warn", f"{which}: {listed(named)}", f"echo {kept} > {place}")
+    yield Row("RPS and XPS", "warn", f"{which}: {listed(named, NAMED)}", f"echo {kept} > {place}")
 
 
 def _watchdog(facts: QuietFacts, claimed: Claimed) -> Row:

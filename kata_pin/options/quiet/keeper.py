@@ -18,7 +18,7 @@ from kata_pin.base.cpuset import EMPTY, HostTopology
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.errors import KataPinError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
-from kata_pin.base.values import count
+from kata_pin.base.values import count, listed
 from kata_pin.engine.counters import MetricRow, Shown, readings
 from kata_pin.engine.node import NodeWatch
 from kata_pin.linux.files import HostRoot
@@ -40,7 +40,7 @@ from kata_pin.options.quiet.decide import (
     irqbalance_goal,
     quiet_state,
 )
-from kata_pin.options.quiet.findings import listed
+from kata_pin.options.quiet.findings import NAMED
 from kata_pin.options.quiet.kernel_work import (
     FOLDER,
     WORK_KINDS,
@@ -106,7 +106,7 @@ def suspects(kind: TunableKind, writers: Writers) -> str:
     names = list(_of(kind, writers))
     if not names:
         return "no program runs here that is known to write it, and the kernel records no writer"
-    return f"perhaps {listed(names)}: the kernel records no writer"
+    return f"perhaps {listed(names, NAMED)}: the kernel records no writer"
 
 
 def _of(kind: TunableKind, writers: Writers) -> Iterator[str]:
