@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from kata_pin.base.documents.answers import (
         Applied,
         BindDocument,
-        ConfigDocument,
         Explanation,
         HistoryDocument,
         SandboxName,
     )
-    from kata_pin.base.documents.check import Finding
-    from kata_pin.base.documents.measured import WatchDocument
     from kata_pin.base.documents.state import State
 
 Document = TypeVar("Document")
@@ -119,23 +116,9 @@ class Provider:
 
             return offline.history(self._settings.config, name, since_s=since_s, limit=limit)
 
-    def running_config(self) -> ConfigDocument:
-        """Return the settings that the daemon has; raises DaemonError, also without a daemon."""
-        from kata_pin.base.documents.answers import ConfigDocument
-
-        return self._ask(ConfigDocument, "config", reading=True)
-
-    def watch(self) -> WatchDocument:
-        """Return what the daemon saw of exclusive pCPUs; raises DaemonError, also without it."""
-        from kata_pin.base.documents.measured import WatchDocument
-
-        return self._ask(WatchDocument, "watch", reading=True)
-
-    def findings(self) -> tuple[Finding, ...]:
-        """Return what options of other packages found; raises DaemonError, also without it."""
-        from kata_pin.base.documents.check import Findings
-
-        return self._ask(Findings, "findings", reading=True).findings
+    def daemons(self, kind: type[Document], verb: str) -> Document:
+        """Return what only a daemon knows; raises DaemonError, also without one."""
+        return self._ask(kind, verb, reading=True)
 
     def option(self, kind: type[Document], verb: str) -> Document:
         """Return the document of an option of another package; raises DaemonError."""
@@ -143,9 +126,7 @@ class Provider:
 
     def reload(self) -> None:
         """Have the daemon read its configuration again; raises DaemonError if it refuses it."""
-        path = os.path.join(self._settings.runtime_dir, "control.sock")
-        probe(path)
-        ask(path, "reload", {}, WRITE_S, waiting=_tell_waiting)
+        ask(self._probed(), "reload", {}, WRITE_S, waiting=_tell_waiting)
 
     def change(self, verb: Literal["pin", "unpin"], name: str | None) -> Applied:
         """Set the affinities of one sandbox, or of all, now; or restore the original ones.
@@ -155,7 +136,7 @@ class Provider:
         from kata_pin.base.documents.answers import Applied
 
         try:
-            probe(os.path.join(self._settings.runtime_dir, "control.sock"))
+            self._probed()
             chosen = self.chosen(name)
             return self._ask(Applied, verb, reading=False, sandbox=chosen or None)
         except DaemonAway:
@@ -169,9 +150,15 @@ class Provider:
         """Bind, try or clear what `given` says; only a daemon ends it in time."""
         from kata_pin.base.documents.answers import BindDocument
 
-        probe(os.path.join(self._settings.runtime_dir, "control.sock"))
+        self._probed()
         chosen = self.chosen(name)
         return self._ask(BindDocument, "bind", reading=False, sandbox=chosen or None, **given)
+
+    def _probed(self) -> str:
+        """Return the path of the control socket once the daemon has answered on it."""
+        path = os.path.join(self._settings.runtime_dir, "control.sock")
+        probe(path)
+        return path
 
     def _without_daemon(self, error: DaemonAway | DaemonSilent) -> State:
         """Return the state as of now, or as of `names`, once."""

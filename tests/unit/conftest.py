@@ -5,7 +5,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import Names, SandboxName
 from kata_pin.base.json_text import Fields
+from kata_pin.cli.options import Session
 from kata_pin.records.containers import Registry
 from kata_pin.service.commands import ControlServer, Verb
 from kata_pin.service.protocol import encode
@@ -23,16 +23,11 @@ Answers = dict[str, Callable[[Fields], Any]]
 Serve = Callable[[Answers], Path]
 
 
-@dataclass(frozen=True)
-class Given:
-    """Settings of a Provider."""
-
-    config: Config
-
-    @property
-    def runtime_dir(self) -> str:
-        """The daemon's directory."""
-        return self.config.runtime_dir
+def given(config: Config) -> Session:
+    """Return a session with these settings, of no file."""
+    session = Session()
+    session.config, session.runtime_dir = config, config.runtime_dir
+    return session
 
 
 def plain(document: object) -> Any:

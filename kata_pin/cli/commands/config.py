@@ -29,7 +29,7 @@ def show(session: Session, changed: bool, running: bool) -> None:
     from kata_pin.service.configuration import from_data
 
     if running:
-        document = session.connect().running_config()
+        document = session.connect().daemons(ConfigDocument, "config")
         config = from_data(document.settings)
     else:
         config = session.config

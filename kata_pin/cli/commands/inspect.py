@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.documents.answers import MapDocument, MapSandbox
+from kata_pin.base.documents.answers import ConfigDocument, MapDocument, MapSandbox
 from kata_pin.base.documents.state import State
 from kata_pin.cli.options import (
     Session,
@@ -78,16 +79,20 @@ def doctor(session: Session, sandbox: str | None, namespace: str | None) -> int:
     overhead modes are usable and which vhost workers serve its interfaces. With SANDBOX or -n only
     the daemon and these sandboxes. Exit status 1 if a check fails.
     """
+    from kata_pin.base.documents.measured import WatchDocument
     from kata_pin.cli.doctor import node
 
     provider = session.connect()
     if sandbox is not None or namespace is not None:
         document = node.examine_sandboxes(
-            session.config, provider, provider.chosen(sandbox, namespace), namespace
+            session.config, provider.state, provider.chosen(sandbox, namespace), namespace
         )
     else:
         config, wrong = _settings(session)
-        document = node.examine(config, provider, file=session.config_file, wrong=wrong)
+        watch = partial(provider.daemons, WatchDocument, "watch")
+        document = node.examine(
+            config, provider.state, watch, file=session.config_file, wrong=wrong
+        )
     screen.report(document, json=session.json, by="cli.render.reports:doctor")
     return 0 if document.ok else 1
 
@@ -101,7 +106,8 @@ def _settings(session: Session) -> tuple[Config, ConfigError | None]:
         return session.config, None
     except ConfigError as error:
         try:
-            return from_data(session.connect().running_config().settings), error
+            running = session.connect().daemons(ConfigDocument, "config")
+            return from_data(running.settings), error
         except DaemonError:
             raise error from None
 
@@ -165,8 +171,6 @@ def history(session: Session, sandbox: str, since: int | None, limit: int) -> No
     screen.report(document, json=session.json, by="cli.render.reports:history")
 
 
-# `kata-pin check`: read-only; for people and for monitoring, which goes by its exit status.
-
 STATUSES: Final = {"ok": 0, "findings": 3, "unknown": 4}
 """Exit status by verdict."""
 
@@ -203,6 +207,7 @@ def _measured(
     session: Session, state: State, about: Container[str] | None, seconds: int | None
 ) -> Looked:
     """Return who ran on exclusive pCPUs, measured now and as the daemon saw it."""
+    from kata_pin.base.documents.measured import WatchDocument
     from kata_pin.base.errors import DaemonError
     from kata_pin.cli.reports import owners, prove
 
@@ -212,8 +217,9 @@ def _measured(
     looked = prove.look(state, provider.state, wanted)
     if state.daemon.running:
         with suppress(DaemonError):  # it ended, or is older than the watch
+            watch = provider.daemons(WatchDocument, "watch")
             owned = owners.owners(state, about)
-            looked = prove.with_watch(looked, provider.watch(), owned, prove.may_still_run)
+            looked = prove.with_watch(looked, watch, owned, prove.may_still_run)
     return looked
 
 
@@ -223,10 +229,11 @@ def _checked(
     """Return the document; raises KataPinError for a name that fits nothing, ConfigError."""
     from kata_pin.base.config.tree import Intruders
     from kata_pin.base.documents.answers import SandboxName
+    from kata_pin.base.documents.check import Findings
     from kata_pin.base.errors import ConfigError, DaemonError, KataPinError
     from kata_pin.cli.reports import findings
     from kata_pin.cli.reports import who as reports_who
-    from kata_pin.cli.reports.words import choose, within
+    from kata_pin.cli.reports.words import meant
 
     settings, provider = session.config, session.connect()
     try:
@@ -235,10 +242,8 @@ def _checked(
         raise
     except KataPinError as error:
         return findings.could_not_tell(str(error))
-    about = None
-    if sandbox is not None or namespace is not None:
-        names = within((SandboxName(one.id, one.pod) for one in state.sandboxes), namespace)
-        about = {one.id for one in ([choose(names, sandbox)] if sandbox else names)}
+    names = (SandboxName(one.id, one.pod) for one in state.sandboxes)
+    about = meant(names, sandbox, namespace)
     unknown = []
     if not state.daemon.running:
         how = "hangs" if state.daemon.silent else "is not running"
@@ -250,7 +255,7 @@ def _checked(
     added: tuple[Finding, ...] = ()
     if state.daemon.running:
         with suppress(DaemonError):
-            added = provider.findings()
+            added = provider.daemons(Findings, "findings").findings
     return findings.check(
         state,
         () if hidden else reports_who.groups(state, about, looked.ran_ms),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -140,19 +140,14 @@ class Examined(Struct, frozen=True):
     node: bool = True
 
 
-class StateSource(Protocol):
-    """Gives the state document."""
-
-    def state(self, sandbox_id: str = "") -> State:
-        """Return it, of one sandbox if one is named; raises KataPinError."""
-
-    def watch(self) -> WatchDocument:
-        """Return what the daemon saw of exclusive pCPUs; raises DaemonError."""
+Ask = Callable[[str], State]
+"""Returns the state document, of one sandbox if one is named; raises KataPinError."""
 
 
 def examine(
     config: Config,
-    provider: StateSource,
+    ask: Ask,
+    watch: Callable[[], WatchDocument],
     *,
     file: str | None = None,
     wrong: ConfigError | None = None,
@@ -160,11 +155,12 @@ def examine(
 ) -> DoctorDocument:
     """Return the `doctor` document; `ok` is False when a row fails.
 
-    `file` is the configuration file that was named, if one was, `wrong` what is wrong with it.
+    `watch` returns what the daemon saw of exclusive pCPUs; raises DaemonError. `file` is the
+    configuration file that was named, if one was, `wrong` what is wrong with it.
     """
     host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
     rows: list[Row] = []
-    state = _state(provider, rows, wrong=wrong)
+    state = _state(ask, rows, wrong=wrong)
     checks: list[Check] = [
         lambda: install.installation(config),
         lambda: configuration(file or DEFAULT_FILE, wrong),
@@ -175,7 +171,7 @@ def examine(
         lambda: process_events(config),
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.scheduler(host),
-        lambda: doctor_isolation.watch(provider.watch),
+        lambda: doctor_isolation.watch(watch),
         lambda: install.hooks(by_nri=_by_nri(state)),
         lambda: install.kubelet(config),
         lambda: install.pod_resources(config),
@@ -201,11 +197,11 @@ def examine(
 
 
 def examine_sandboxes(
-    config: Config, provider: StateSource, sandbox_id: str, namespace: str | None
+    config: Config, ask: Ask, sandbox_id: str, namespace: str | None
 ) -> DoctorDocument:
     """Return the `doctor` document of one sandbox, or of those of a namespace, and the daemon."""
     rows: list[Row] = []
-    state = _state(provider, rows, sandbox_id)
+    state = _state(ask, rows, sandbox_id)
     if state is not None:
         state = replace(state, sandboxes=tuple(within(state.sandboxes, namespace)))
     return _carried_out([], rows, Examined(config, HOST, state, node=False))
@@ -247,11 +243,11 @@ def _guarded(check: Check, of: str = "") -> list[Row]:
 
 
 def _state(
-    provider: StateSource, rows: list[Row], sandbox_id: str = "", wrong: ConfigError | None = None
+    ask: Ask, rows: list[Row], sandbox_id: str = "", wrong: ConfigError | None = None
 ) -> State | None:
     """Return the state document, and add a row about the daemon."""
     try:
-        state = provider.state(sandbox_id)
+        state = ask(sandbox_id)
     except KataPinError as error:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None

@@ -24,7 +24,7 @@ from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.conftest import Given, Serve, plain
+from tests.unit.conftest import Serve, given, plain
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_answers_that_break_the_protocol(tmp_path: Path, reply: bytes, words: st
     """A cut, foreign or empty answer is a protocol error, not a crash."""
     path = tmp_path / "control.sock"
     with listener(path, reply), pytest.raises(RemoteProtocolError, match=words):
-        Provider(Given(Config(runtime_dir=str(tmp_path)))).state()
+        Provider(given(Config(runtime_dir=str(tmp_path)))).state()
 
 
 def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
 def test_a_large_answer_is_read_whole(serve: Serve, tmp_path: Path) -> None:
     """The document of a big node arrives complete."""
     serve({"state": lambda _: docs.large()})
-    assert plain(Provider(Given(Config(runtime_dir=str(tmp_path)))).state()) == plain(docs.large())
+    assert plain(Provider(given(Config(runtime_dir=str(tmp_path)))).state()) == plain(docs.large())
 
 
 @pytest.mark.root
@@ -134,7 +134,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
 ) -> None:
     """Pins are not set beside a daemon that is there: two writers must not race."""
     monkeypatch.setattr("kata_pin.cli.client.WRITE_S", 0.2)  # the real deadline is 35 s
-    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    provider = Provider(given(Config(runtime_dir=str(tmp_path))))
     with listener(tmp_path / "control.sock", None), pytest.raises(DaemonSilent):
         provider.change("pin", None)
 
@@ -142,7 +142,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
 def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     """The state is made in this process then, and says why."""
     config = Config(runtime_dir=str(tmp_path / "absent"))
-    state = Provider(Given(config)).state()
+    state = Provider(given(config)).state()
     reason = f"no daemon is listening on {tmp_path}/absent/status.sock"
     assert state.daemon == Daemon(running=False, reason=reason)
     assert state.node.cpus
@@ -184,7 +184,7 @@ def test_a_daemon_that_hung_is_asked_again_later(
     """`top` runs for long: a daemon that was restarted meanwhile is used again."""
     _impatient(monkeypatch)
     monkeypatch.setattr("kata_pin.cli.client.AGAIN_S", 0.0)
-    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    provider = Provider(given(Config(runtime_dir=str(tmp_path))))
     path = tmp_path / "status.sock"
     with listener(path, None):
         assert not provider.state().daemon.running
@@ -227,7 +227,7 @@ def test_a_daemon_that_answers_is_not_waited_for_in_words(
 ) -> None:
     """Ordinary answers leave stderr empty."""
     serve({"state": lambda _: docs.state()})
-    Provider(Given(Config(runtime_dir=str(tmp_path)))).state()
+    Provider(given(Config(runtime_dir=str(tmp_path)))).state()
     assert capsys.readouterr().err == ""
 
 
@@ -236,7 +236,7 @@ def test_changing_one_sandbox_finds_a_daemon_that_hangs_first(
 ) -> None:
     """`pin POD` neither reads names without the daemon nor sets anything beside it."""
     _impatient(monkeypatch)
-    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    provider = Provider(given(Config(runtime_dir=str(tmp_path))))
     with listener(tmp_path / "control.sock", None):
         for name in ("web", None):
             with pytest.raises(DaemonSilent, match="did not answer"):

@@ -14,9 +14,10 @@ from kata_pin.base.config.tree import Config, NewThreads, NriEnabled, Paths, Qmp
 from kata_pin.base.config.tree import Nri as NriSettings
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.document import Daemon, Metrics, Nri
+from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.pools import Push, PushFailure
 from kata_pin.base.documents.state import Row, Sandbox
-from kata_pin.base.errors import ConfigError
+from kata_pin.base.errors import ConfigError, DaemonError
 from kata_pin.base.values import KataRuntime
 from kata_pin.cli.client import Provider
 from kata_pin.cli.doctor import install, node, sandboxes
@@ -25,7 +26,7 @@ from kata_pin.linux.files import HOST, HostRoot
 from tests.support.checkpoint import checkpoint
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.conftest import Given, Serve
+from tests.unit.conftest import Serve, given
 
 KATA_CONFIG = """
 [hypervisor.qemu]
@@ -373,10 +374,15 @@ def test_warnings_of_a_sandbox_are_rows() -> None:
     assert "2 vCPUs for 4 exclusive CPUs" in rows_of(docs.drifted())["test"].text
 
 
+def _no_daemon() -> WatchDocument:
+    raise DaemonError("no daemon is listening")
+
+
 def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     """A root without /proc ends no doctor_node."""
     config = Config(runtime_dir=str(tmp_path))
-    document = node.examine(config, Provider(Given(config)), root=HostRoot(str(tmp_path)))
+    ask, watch = Provider(given(config)).state, _no_daemon
+    document = node.examine(config, ask, watch, root=HostRoot(str(tmp_path)))
     assert not document.ok
     assert any(row.text.startswith("a check could not run") for row in document.rows)
     assert any(row.check == "kubelet" for row in document.rows)
@@ -390,7 +396,8 @@ def test_a_service_wants_its_daemon(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(NodeFiles, "has_service", service)
     config = Config(runtime_dir=str(tmp_path))
-    document = node.examine(config, Provider(Given(config)), root=HostRoot(str(tmp_path)))
+    ask, watch = Provider(given(config)).state, _no_daemon
+    document = node.examine(config, ask, watch, root=HostRoot(str(tmp_path)))
     assert [row.status for row in document.rows if row.check == "daemon"] == [status]
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import Row, State
-from kata_pin.cli.client import Provider
 from kata_pin.cli.doctor.node import cgroups, examine, pressure
 from kata_pin.linux.files import HostRoot
 from tests.support.hosttree import FakeHost, grow
@@ -119,8 +116,8 @@ def test_doctor_looks_at_both(tmp_path: Path) -> None:
     """Who schedules, and who waits, are rows of `doctor` itself."""
     state = waiting(tmp_path, HOSTS, "some avg10=0.00 avg60=12.50 avg300=0.00 total=0", psi=True)
     grow(tmp_path, {"sys/kernel/sched_ext/state": "enabled"})
-    provider = SimpleNamespace(state=lambda _="": state, watch=lambda: NOT_WATCHED)
-    found = examine(Config(), cast("Provider", provider), root=HostRoot(str(tmp_path)))
+    root = HostRoot(str(tmp_path))
+    found = examine(Config(), lambda _: state, lambda: NOT_WATCHED, root=root)
     rows = {row.check: row.status for row in found.rows}
     assert (rows["scheduler"], rows["CPU pressure"]) == ("warn", "warn")
 
