@@ -137,8 +137,6 @@ def _meaning(bundle: str, error: OSError) -> KataPinError:
     return BundleRefused(bundle, os.strerror(error.errno or 0).lower())
 
 
-# Turns a hook's message, of the socket or the spool, into a record (D3, D4).
-#
 # A message counts once: an older one, or the same one again, changes nothing.
 
 

@@ -57,11 +57,6 @@ def merged(old: Container | None, new: Container) -> Container:
     return replace(new, **kept, pid_hint=new.pid_hint or old.pid_hint)
 
 
-def row_of(container: Container) -> list[str | int | None]:
-    """Return a container's row."""
-    return [_plain(getattr(container, field)) for field in FIELDS]
-
-
 def container_of(row: tuple[object, ...]) -> Container:
     """Return the container of a row; raises StateError when it makes no sense."""
     values = dict(zip(FIELDS, row, strict=True))
@@ -167,10 +162,6 @@ class Observations:
         for container_id, *row in rows:
             reported[container_id] = (*reported.get(container_id, ()), _row(*row))
         return tuple(replace(one, reported=reported.get(one.id, ())) for one in containers)
-
-    def trim(self) -> None:
-        """Drop reports of containers that have no record any more."""
-        self._db.run("DELETE FROM told WHERE container_id NOT IN (SELECT id FROM containers)")
 
     def _write(self, container_id: str, one: ReportedCpuset) -> None:
         cpus = None if one.cpus is None else str(one.cpus)
@@ -380,7 +371,8 @@ class Registry(Database):
     def _write(self, container: Container, old: Container | None) -> None:
         if old is not None:  # it may have been another sandbox's
             self._known.pop(old.sandbox_id, None)
-        self.run(_WRITE, [*row_of(container), container.recorded_ns])
+        row = [_plain(getattr(container, field)) for field in FIELDS]
+        self.run(_WRITE, [*row, container.recorded_ns])
 
     def _trim(self, sandbox_id: str) -> None:
         """Drop deleted containers but the last: one that keeps failing has many."""
@@ -393,8 +385,8 @@ class Registry(Database):
         self._trim_tombstones()
 
     def _trim_tombstones(self) -> None:
-        self._observations.trim()
-        self.run("DELETE FROM unread WHERE container_id NOT IN (SELECT id FROM containers)")
+        for table in ("told", "unread"):
+            self.run(f"DELETE FROM {table} WHERE container_id NOT IN (SELECT id FROM containers)")  # noqa: S608 - constants
         self.run(
             "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
             " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"

@@ -53,12 +53,9 @@ _SIDES: Final = ("-wal", "-shm")
 _TYPES: Final = {"TEXT": "text", "INTEGER": "integer"}
 """The declared types of columns, and what typeof() says of their values (datatype3.html)."""
 
-_UNWRITABLE: Final = frozenset(
-    {
-        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
-        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
-    }
-)
+_UNWRITABLE: Final = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+}
 """Errors that say nothing against what is stored: the file cannot be written."""
 
 Values = Sequence[object] | Mapping[str, object]

@@ -362,8 +362,7 @@ def reads_stderr(environ: Mapping[str, str]) -> bool:
 # What happened to the node as a whole: logged with a MESSAGE_ID, counted, and kept to be shown.
 #
 # One row per event, in the registry's file, so `kata-pin history` shows it after a restart too; the
-# oldest go first. An event that cannot be stored is logged and counted all the same. Changes of a
-# single sandbox: history.py.
+# oldest go first. An event that cannot be stored is logged and counted all the same.
 
 MESSAGE_IDS: Final = {
     NodeEventKind.RELOADED: "e52c7a1d94b04b3c8f6019d7a3b8c5e4",

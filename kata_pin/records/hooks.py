@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -154,7 +154,7 @@ def _one_line(reason: str) -> bytes:
 
 # The socket on which OCI hooks hand over their messages (D3).
 #
-# Each hook is one connection: one request, one or two answer lines (records/hooks.py). The
+# Each hook is one connection: one request, one or two answer lines. The
 # handler gets a HookConnection once the whole request has arrived. A connection that sends garbage,
 # half a request or nothing is closed after its deadline and disturbs no other; those beyond the
 # bound wait in the socket's backlog, where the hook's own budget ends the wait.
@@ -207,6 +207,7 @@ class HookConnection:
 Handler = Callable[[HookConnection], Awaitable[None]]
 
 
+@dataclass
 class HookServer:
     """Takes the hooks' connections and gives each message to `handler`.
 
@@ -216,30 +217,24 @@ class HookServer:
     its request; then `handler` has `handler_s` before it is cancelled.
     """
 
-    def __init__(
-        self,
-        path: str,
-        handler: Handler,
-        *,
-        connections: int = MAX_CONNECTIONS,
-        request_s: float = REQUEST_S,
-        handler_s: float = HANDLER_S,
-    ) -> None:
-        self._path = path
-        self._handler = handler
-        self._slots = asyncio.Semaphore(connections)
-        self._request_s = request_s
-        self._handler_s = handler_s
-        self._listener: socket.socket | None = None
-        self._inode = 0
+    path: str
+    handler: Handler
+    connections: int = field(default=MAX_CONNECTIONS, kw_only=True)
+    request_s: float = field(default=REQUEST_S, kw_only=True)
+    handler_s: float = field(default=HANDLER_S, kw_only=True)
+    _listener: socket.socket | None = None
+    _inode: int = 0
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.connections)
 
     def bind(self) -> None:
         """Listen on the path, replacing a socket that a dead daemon left there. Raises OSError.
 
         The caller makes sure that no other daemon runs.
         """
-        self._listener = sockets.listen(self._path, backlog=BACKLOG)
-        self._inode = os.stat(self._path).st_ino
+        self._listener = sockets.listen(self.path, backlog=BACKLOG)
+        self._inode = os.stat(self.path).st_ino
 
     async def serve(self) -> None:
         """Serve hooks until cancelled; needs `bind` before."""
@@ -261,8 +256,8 @@ class HookServer:
         self._listener.close()
         self._listener = None
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._path).st_ino == self._inode:
-                os.unlink(self._path)
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
 
     async def _serve_one(self, peer: socket.socket) -> None:
         """Serve one connection; the fault barrier between it and all others."""
@@ -270,10 +265,10 @@ class HookServer:
         try:
             sockets.require_trusted(peer)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: receiver, peer)
-            async with asyncio.timeout(self._request_s):
+            async with asyncio.timeout(self.request_s):
                 message = await receiver.message
-            async with asyncio.timeout(self._handler_s):
-                await self._handler(receiver.connection(message))
+            async with asyncio.timeout(self.handler_s):
+                await self.handler(receiver.connection(message))
         except TimeoutError:
             log.warning("hook connection dropped: deadline passed")
         except (RemoteProtocolError, ConnectionError, PermissionError) as error:
@@ -347,7 +342,7 @@ async def _accept(listener: socket.socket) -> socket.socket:
 
 # The spool: messages that hooks left as files because the daemon did not record them in time.
 #
-# A file holds exactly the bytes of a request (records/hooks.py) and appears by rename, so it is
+# A file holds exactly the bytes of a request and appears by rename, so it is
 # complete or absent. The daemon reads the spool at start, whenever `watch` yields, and in each
 # audit; `done` removes a message after its commit, so a crash in between only repeats it.
 # Unreadable files are moved to `bad`, where the newest are kept for an administrator.

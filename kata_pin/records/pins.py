@@ -16,10 +16,6 @@ from kata_pin.base.values import ThreadRole
 from kata_pin.records.database import Database
 from kata_pin.vmm.claims import Accepted
 
-# What passes must remember beyond a restart (D15).
-#
-# Pairs, first affinities, released sandboxes, and CPUs that an administrator named.
-
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS pairs (
     sandbox_id TEXT NOT NULL, tgid INTEGER NOT NULL, tid INTEGER NOT NULL,

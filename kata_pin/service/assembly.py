@@ -44,9 +44,8 @@ from kata_pin.records.hooks import HookServer, Spool
 from kata_pin.service.audits import AuditLoop, Reload
 from kata_pin.service.bindings import Bindings
 from kata_pin.service.commands import Commands, ControlServer
-from kata_pin.service.compose import compose, nri_plugin
 from kata_pin.service.documents import Overview, in_slices, state_report
-from kata_pin.service.options import Serving, guarded, is_due
+from kata_pin.service.options import Serving, compose, guarded, is_due, nri_plugin
 from kata_pin.service.process import Background, Notifier, OwnCpus, ServiceStatus
 
 log = logging.getLogger(__name__)
@@ -157,11 +156,6 @@ def nri_report(plugin: NriPlugin | None) -> Nri | None:
         connected_s=None if since is None else round(time.monotonic() - since, 3),
         problem=plugin.problem,
     )
-
-
-def metrics_report(server: MetricsServer | None) -> Metrics | None:
-    """Return where metrics are served; None if they are disabled."""
-    return None if server is None else Metrics(server.address, server.problem)
 
 
 class Assembly:
@@ -399,7 +393,7 @@ class Assembly:
 
     async def _state(self, sandbox_id: str) -> bytes:
         """Return the encoded `state` document as of now, of one sandbox if one is named."""
-        node = self._components.node
+        node, metrics = self._components.node, self._metrics
         state = state_report(
             node=node.current(),
             mode=node.config.mode,
@@ -409,7 +403,7 @@ class Assembly:
                 version=__version__,
                 uptime_s=round(time.monotonic() - self._started, 3),
                 nri=nri_report(self._nri),
-                metrics=metrics_report(self._metrics),
+                metrics=None if metrics is None else Metrics(metrics.address, metrics.problem),
                 refused=self.reload.refused,
             ),
             node_notes=(

@@ -24,9 +24,6 @@ from kata_pin.service.process import ServiceStatus, set_level
 log = logging.getLogger(__name__)
 
 
-# The audit loop: affinities every few seconds, everything else less often (D1).
-
-
 @dataclass
 class AuditLoop:
     """Runs audits until cancelled.
@@ -99,18 +96,8 @@ class AuditLoop:
 # one is accepted: in the state document, in the `config` document and as a metric.
 
 BOUND: Final = (
-    *(
-        "runtime_dir",
-        "user",
-        "group",
-        "paths",
-        "hypervisors",
-        "new_threads",
-        "changes",
-        "nri",
-        "metrics",
-    ),
-    *("alloc", "resctrl"),
+    *("runtime_dir", "user", "group", "paths", "hypervisors", "new_threads", "changes", "nri"),
+    *("metrics", "alloc", "resctrl"),
 )
 """Settings and sections that the components are made of: changing them needs a restart."""
 

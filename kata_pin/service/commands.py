@@ -260,8 +260,6 @@ async def _converse(
             await send(writer, await answer(line), REQUEST_S)
 
 
-# The commands of the control socket (D18, D19; service/protocol.py has the protocol).
-
 GUESTS_S: Final = 3.0
 """Longest that an undo waits for guests, whose containers get all guest CPUs back."""
 

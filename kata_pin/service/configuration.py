@@ -245,8 +245,7 @@ def _refuse_unknown(key: str, file: str, known_keys: Mapping[str, Setting]) -> N
 #
 # Scalars stay text, so that `010`, `1:30` and `on` mean what was written. Refused, each with its
 # line: duplicate keys, anchors and aliases (an alias bomb needs them), tags, keys that are not
-# scalars, more than one document, nesting deeper than MAX_DEPTH. configuration.py has bounded the
-# size.
+# scalars, more than one document, nesting deeper than MAX_DEPTH. read_text bounds the size.
 
 MAX_DEPTH: Final = 8
 """Deepest nesting accepted; the deepest setting needs three levels."""

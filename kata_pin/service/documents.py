@@ -1,4 +1,4 @@
-"""The documents that the daemon answers with, gathered from the last passes."""
+"""The documents that the daemon answers with, gathered from the last passes (D19)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,6 @@ from kata_pin.service.sandbox_document import (
     thread_reports,
     vcpu_reports,
 )
-
-# The documents that the daemon answers with (base/documents), but for single sandboxes.
-#
-# The command line makes them itself when the daemon is down (D19).
 
 NAMED: Final = 3
 """Most sandboxes that a note about a conflict names."""
@@ -147,8 +143,6 @@ def utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-# What documents show of each sandbox, gathered from its last pass.
-
 Value = TypeVar("Value")
 
 ROWS: Final = 128
@@ -161,25 +155,18 @@ class Memo(Generic[Value]):
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[object, ...], Value]] = {}
 
-    def get(
-        self, sandbox_id: str, made_from: tuple[object, ...], make: Callable[[], Value]
-    ) -> Value:
-        """Return the value, made again if something of `made_from` changed."""
-        if not self.holds(sandbox_id, made_from):
-            self.keep(sandbox_id, made_from, make())
-        return self.value(sandbox_id)
-
-    def holds(self, sandbox_id: str, made_from: tuple[object, ...]) -> bool:
-        """Whether the value that is kept was made from this."""
+    def made(self, sandbox_id: str, made_from: tuple[object, ...]) -> Value | None:
+        """Return the value if it was made from this."""
         known = self._known.get(sandbox_id)
-        return known is not None and known[0] == made_from
+        return known[1] if known is not None and known[0] == made_from else None
 
-    def keep(self, sandbox_id: str, made_from: tuple[object, ...], value: Value) -> None:
-        """Keep a value, and what it was made from."""
+    def keep(self, sandbox_id: str, made_from: tuple[object, ...], value: Value) -> Value:
+        """Keep a value, and what it was made from; return it."""
         self._known[sandbox_id] = made_from, value
+        return value
 
     def value(self, sandbox_id: str) -> Value:
-        """Return the value that `get` returned last."""
+        """Return the value that was kept last."""
         return self._known[sandbox_id][1]
 
     def keep_only(self, sandbox_ids: Collection[str]) -> None:
@@ -267,15 +254,16 @@ class Overview:
             *(decided, moved, released, backed_off, containers),
             *(cache.vmm, cache.configured, node.kubelet),
         )
-        if not self._seen.holds(sandbox_id, made_from):
+        seen = self._seen.made(sandbox_id, made_from)
+        if seen is None:
             sandbox, states, rows = self._sandbox(sandbox_id, cache), [], []
             for part in _parts(report):
                 found = thread_reports(part, released=released, backed_off=backed_off)
                 states += [one.state for one in found]
                 rows.append(protocol.encode_items(found))
                 yield
-            self._seen.keep(sandbox_id, made_from, _Seen(sandbox, tuple(states), b",".join(rows)))
-        seen = self._seen.value(sandbox_id)
+            seen = _Seen(sandbox, tuple(states), b",".join(rows))
+            self._seen.keep(sandbox_id, made_from, seen)
         plan = None if decided is None else self._plan(seen.sandbox, decided, node)
         return KnownSandbox(
             sandbox=seen.sandbox,
@@ -309,12 +297,13 @@ class Overview:
     def _plan(
         self, sandbox: Sandbox, report: Report, node: PlacementNode
     ) -> tuple[GuestPlan, bytes] | None:
-        def make() -> tuple[GuestPlan, bytes] | None:
-            plan = self._guests.plan(sandbox, report)
-            return None if plan is None else (plan, protocol.encode_items(vcpu_reports(plan)))
-
         made_from = (sandbox, report, self._guests.facts(sandbox.id), node)
-        return self._plans.get(sandbox.id, made_from, make)
+        known = self._plans.made(sandbox.id, made_from)
+        if known is not None:
+            return known
+        plan = self._guests.plan(sandbox, report)
+        rows = None if plan is None else (plan, protocol.encode_items(vcpu_reports(plan)))
+        return self._plans.keep(sandbox.id, made_from, rows)
 
     def _encoded(self, facts: KnownSandbox, conflicts: Conflicts, threads: bytes) -> bytes:
         known = facts.sandbox.id

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, get_args
 
@@ -72,28 +73,21 @@ Counted = Counter[tuple[str, str]]
 """Threads by role and state."""
 
 
+@dataclass
 class DaemonMetrics:
     """Makes the text, one at a time, and has the values of the core's metrics.
 
     `overruns` are those of file events; `refused`: whether the newest configuration was.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        counters: Counters,
-        history: History,
-        overruns: Callable[[], int],
-        refused: Callable[[], bool],
-    ) -> None:
-        self.core = core
-        self.counters = counters
-        self.history = history
-        self.overruns = overruns
-        self.refused = refused
-        self._known: dict[str, tuple[Report, bool, Counted]] = {}
-        self._intruders = 0
-        self._turn = asyncio.Lock()
+    core: Core
+    counters: Counters
+    history: History
+    overruns: Callable[[], int]
+    refused: Callable[[], bool]
+    _known: dict[str, tuple[Report, bool, Counted]] = field(default_factory=dict)
+    _intruders: int = 0
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def text(self) -> bytes:
         """Return the exposition; rendered beside the event loop."""

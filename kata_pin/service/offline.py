@@ -37,9 +37,8 @@ from kata_pin.records.containers import Registry
 from kata_pin.records.history import History, NodeEvents
 from kata_pin.records.hooks import Spool
 from kata_pin.records.pins import Pins
-from kata_pin.service.compose import compose
 from kata_pin.service.documents import conflict_notes, history_report, state_report, with_sandboxes
-from kata_pin.service.options import Core, has_rows, is_due
+from kata_pin.service.options import Core, compose, has_rows, is_due
 from kata_pin.service.privileges import CheckedCalls
 from kata_pin.service.runtime_dir import held_registry, only_one, registry_copy
 from kata_pin.service.sandbox_document import (

@@ -1,7 +1,7 @@
-"""Options: what a node may want beside pins. One that is switched off is not imported.
+"""The core's objects, and options: what a node may want beside pins, imported if switched on.
 
-Each is a row (base/config/options.py) with the name of its module, whose `start` returns what runs.
-An option that is off is started all the same while the registry has rows of it: a former daemon
+An option is a row (base/config/options.py) with the name of its module, whose `start` returns what
+runs. One that is off is started all the same while the registry has rows of it: a former daemon
 changed something that is to be restored.
 """
 
@@ -11,13 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from msgspec import Struct, convert, to_builtins
 
 from kata_pin.base.config.options import OPTIONS, Option, known
-from kata_pin.base.config.tree import Config, LiveConfig
+from kata_pin.base.config.tree import Config, LiveConfig, NriEnabled
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.check import Finding
@@ -27,7 +28,7 @@ from kata_pin.base.sandbox import Container, ThreadKey
 from kata_pin.base.values import NoteLevel
 from kata_pin.engine.counters import Observer, Shown
 from kata_pin.engine.node import NodeWatch, PcpuOwners
-from kata_pin.engine.observe import Survey
+from kata_pin.engine.observe import Survey, ThreadFinder, VmmSearch, log_locked
 from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import KataPinningReader
 from kata_pin.engine.sandboxes import Neighbours, Sandboxes
@@ -35,15 +36,18 @@ from kata_pin.follow.reports import Adoption, NriIntake
 from kata_pin.guest.keeper import Agents
 from kata_pin.guest.manager import Guests
 from kata_pin.linux.files import HostRoot
-from kata_pin.linux.process import ProcessIndex
+from kata_pin.linux.process import ProcessIndex, cgroups, exe, exe_paths, read_process
+from kata_pin.peers.kata import read_kata_configs
 from kata_pin.peers.nri.plugin import NriPlugin
 from kata_pin.placement.masks import Allotment, nothing_allotted
 from kata_pin.records.bundles import BundleReader
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import NodeEvents
-from kata_pin.records.pins import Pins
-from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.state_files import KataPaths
+from kata_pin.records.pins import AcceptedVmms, Pins
+from kata_pin.rights.calls import Calls
+from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, DEFAULT_SHIMS, SlowFacts
+from kata_pin.vmm.find import Executables, VmmFinder
+from kata_pin.vmm.state_files import HostAccess, KataPaths
 
 log = logging.getLogger(__name__)
 
@@ -360,3 +364,77 @@ class Options:
                 log.error("what an option changed is not restored: %s", failed[-1])
                 log.debug("option %s failed", name, exc_info=True)
         return {**kept, "options_failed": (*kept.get("options_failed", ()), *failed)}
+
+
+# What both the daemon and a command without a daemon are made of, built in order.
+
+
+def compose(
+    config: Config,
+    registry: Registry,
+    root: HostRoot | None = None,
+    sandboxes: Sandboxes | None = None,
+) -> Core:
+    """Return the components for the host of `root`, this one by default; HostError without /proc.
+
+    A daemon fills `sandboxes`. No option runs yet.
+    """
+    live = LiveConfig(config)
+    pins = Pins(registry)
+    root = root or HostRoot(debugfs=config.paths.debugfs)
+    node = NodeWatch(root, live, live_threads=pins.live_threads())
+    index = ProcessIndex(root)
+    kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
+    facts = SlowFacts(root, partial(read_process, root), log_locked)
+    host = HostAccess(
+        root,
+        index,
+        partial(read_process, root),
+        facts.cmdline,
+        partial(exe, root),
+        partial(exe_paths, root),
+        facts.exe_file,
+        partial(cgroups, root),
+    )
+    files = read_kata_configs(config.paths.kata_configs)
+    configured = (path for file in files for one in file.configs for path in one.binaries)
+    executables = Executables(
+        vmms=(*DEFAULT_EXECUTABLES, *config.hypervisors, *configured),
+        shims=(*DEFAULT_SHIMS, *config.shims),
+    )
+    sandboxes = sandboxes or Sandboxes()
+    vmms, neighbours = AcceptedVmms(registry), Neighbours(registry, sandboxes)
+    finder = VmmFinder(host, paths=kata, executables=executables, before=vmms.of)
+    bundles = BundleReader(config.paths.bundle_roots, root.calls)
+    events = NodeEvents(registry)
+    options = Options(sandboxes)
+    kata_pinning = KataPinningReader(root, kata, bundles, files)
+    threads = ThreadFinder(root, node, index, host, kata, finder.shims)
+    survey = Survey(index, finder, facts)
+    search = VmmSearch(root, index, finder, vmms, survey)
+    engine = Engine(
+        root, node, pins, index, threads, search, kata_pinning,
+        options.allot, options.granted, neighbours.exclusive,
+    )  # fmt: skip
+    agents = Agents(root, kata, live)
+    adoption = Adoption(root, registry, kata, finder, index, bundles)
+    return Core(
+        live, root, registry, pins, bundles, node, index, finder, engine, kata, agents, adoption,
+        events, kata_pinning, survey, neighbours,
+        PcpuOwners(sandboxes, registry.containers), sandboxes, options,
+    )  # fmt: skip
+
+
+def nri_plugin(config: Config, intake: NriIntake, calls: Calls) -> NriPlugin | None:
+    """Return the NRI plugin; without one updates are found in Kata's state."""
+    nri = config.nri
+    if nri.enabled is NriEnabled.NO:
+        return None
+    return NriPlugin(
+        intake,
+        socket_path=nri.socket,
+        name=nri.name,
+        index=nri.index,
+        wanted=nri.enabled is NriEnabled.YES,
+        calls=calls,
+    )

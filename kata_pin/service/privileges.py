@@ -49,23 +49,6 @@ EXIT_S: Final = 0.2
 """How long a broker takes to exit once its channel has ended; one that was stopped never does."""
 
 
-class Account(Struct, frozen=True):
-    """An unprivileged user; `named` is false for the one that stands in for a missing one."""
-
-    uid: int
-    gid: int
-    named: bool = True
-
-
-def account(name: str) -> Account:
-    """Return the user that the daemon becomes: the one of that name, else nobody."""
-    try:
-        found = pwd.getpwnam(name)
-    except KeyError:
-        return Account(NOBODY, NOBODY, named=False)
-    return Account(found.pw_uid, found.pw_gid)
-
-
 class Broker(Struct, frozen=True):
     """The running broker and the calls that it makes."""
 
@@ -91,14 +74,11 @@ class Broker(Struct, frozen=True):
             os.close(fd)
         try:
             status = self.process.wait(EXIT_S)
-        except subprocess.TimeoutExpired as error:
-            raise DaemonError(
-                f"the privileged broker (pid {self.process.pid}) does not answer",
-                hint="the daemon cannot work without it; systemd starts both again",
-            ) from error
-        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        except subprocess.TimeoutExpired:
+            how = "does not answer"
         raise DaemonError(
-            f"the privileged broker (pid {self.process.pid}) ended {how}",
+            f"the privileged broker (pid {self.process.pid}) {how}",
             hint="the daemon cannot work without it; systemd starts both again",
         )
 
@@ -144,11 +124,6 @@ def _start(settings: Settings) -> Broker:
         raise
 
 
-def broker_policy(config: Config) -> VmmPolicy:
-    """Return what the broker checks processes by."""
-    return VmmPolicy(_settings(config))
-
-
 def _settings(config: Config) -> Settings:
     """Return what the broker may touch, and what is switched on (docs/broker.md).
 
@@ -189,7 +164,7 @@ def give_up(config: Config) -> None:
     """
     try:
         if os.geteuid() == 0:
-            _become(account(config.user), config)
+            _become(config)
         libc().keep_rights(_kept(config))
         libc().hide()
     except OSError as error:
@@ -208,20 +183,23 @@ def _kept(config: Config) -> tuple[int, ...]:
     return (CAP_DAC_READ_SEARCH,) if secrets else ()
 
 
-def _become(user: Account, config: Config) -> None:
-    """Become a user, who gets the runtime directory; raises OSError."""
-    if not user.named:
+def _become(config: Config) -> None:
+    """Become the unprivileged user, who gets the runtime directory; raises OSError."""
+    try:
+        uid, gid = pwd.getpwnam(config.user)[2:4]
+    except KeyError:
+        uid = gid = NOBODY
         log.warning(
             "no user %s: the daemon runs as uid %d, as other services may; create the user, "
             "or set `user` to another one",
             config.user,
-            user.uid,
+            uid,
         )
-    hand_over(config.runtime_dir, user.uid, user.gid)
+    hand_over(config.runtime_dir, uid, gid)
     os.setgroups(_groups(config.group))
-    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresgid(gid, gid, gid)
     libc().keep_permitted()
-    os.setresuid(user.uid, user.uid, user.uid)
+    os.setresuid(uid, uid, uid)
 
 
 def _groups(name: str) -> list[int]:
@@ -242,7 +220,7 @@ class CheckedCalls(Calls):
     """Makes the calls in this process, and refuses the threads that the broker refuses."""
 
     def __init__(self, config: Config) -> None:
-        self._policy: VmmPolicy = broker_policy(config)
+        self._policy = VmmPolicy(_settings(config))
 
     def set_affinities(self, changes: Sequence[AffinityChange], proc: str) -> list[Changed]:
         """See Calls."""
@@ -252,21 +230,15 @@ class CheckedCalls(Calls):
         self, changes: Sequence[AffinityChange], policy: int, priority: int, proc: str
     ) -> list[Changed]:
         """See Calls."""
-
-        def change(those: Sequence[AffinityChange]) -> list[Changed]:
-            return Calls.set_classes(self, those, policy, priority, proc)
-
-        return self._permitted(changes, change)
+        given = policy, priority, proc
+        return self._permitted(changes, lambda those: Calls.set_classes(self, those, *given))
 
     def join_group(
         self, class_name: str, name: str, threads: Sequence[AffinityChange]
     ) -> list[Changed]:
         """See Calls."""
-
-        def change(those: Sequence[AffinityChange]) -> list[Changed]:
-            return Calls.join_group(self, class_name, name, those)
-
-        return self._permitted(threads, change)
+        group = class_name, name
+        return self._permitted(threads, lambda those: Calls.join_group(self, *group, those))
 
     def _permitted(
         self,

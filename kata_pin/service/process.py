@@ -35,9 +35,6 @@ from kata_pin.rights.calls import Calls
 log = logging.getLogger(__name__)
 
 
-# The daemon's tasks: each runs until it returns, or until the daemon ends.
-
-
 @dataclass
 class Background:
     """Starts tasks in a TaskGroup; `end` cancels those that still run."""
@@ -98,9 +95,6 @@ def _address(listener: object) -> str:
     if isinstance(name, str):  # bound under another name first (unix_socket.listen)
         return name.removesuffix(".new")
     return ":".join(map(str, name[:2]))
-
-
-# Log lines for the journal, or for a terminal: one line per fact.
 
 
 class OneLineFormatter(logging.Formatter):

@@ -148,9 +148,6 @@ def _line(members: Mapping[str, object]) -> bytes:
     return encode(members) + b"\n"
 
 
-# Asks the daemon for documents over its control or status socket.
-
-
 def ask(
     path: str,
     verb: str,

@@ -23,12 +23,11 @@ from msgspec import Struct
 from kata_pin.base.config.tree import Config, Paths
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.values import Remedy, here
-from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.files import HOST, HostRoot, read_text
 from kata_pin.linux.owned_files import OUR_UID, clear, is_foreign
 from kata_pin.linux.process import LockHolder, flock_holder, open_locked
 from kata_pin.records.containers import Registry
 from kata_pin.records.hooks import parse_spool_name
-from kata_pin.service.compose import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ def held_registry(config: Config) -> Iterator[Registry]:
     path = os.path.join(runtime_dir, _FILE)
     _return(runtime_dir)  # what a command of root left there: the registry is opened as the owner
     try:
-        with contextlib.closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        with contextlib.closing(Registry(path, boot_id=boot_id())) as registry:
             _return(runtime_dir)
             yield registry
     finally:
@@ -176,9 +175,14 @@ def _return(runtime_dir: str) -> None:
         hand_over(runtime_dir, found.st_uid, found.st_gid)
 
 
+def boot_id() -> str:
+    """Return the kernel's id of this boot; raises OSError."""
+    return read_text(HOST.proc("sys/kernel/random/boot_id")).strip()
+
+
 def registry_copy(runtime_dir: str) -> Registry:
     """Return a copy in memory, for looking without a daemon."""
-    return Registry.copy_of(os.path.join(runtime_dir, _FILE), boot_id=boot_id(HOST))
+    return Registry.copy_of(os.path.join(runtime_dir, _FILE), boot_id=boot_id())
 
 
 @contextlib.contextmanager

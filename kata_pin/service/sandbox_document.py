@@ -32,7 +32,7 @@ from kata_pin.base.documents.state import (
     Writer,
 )
 from kata_pin.base.placement import sandbox_state, thread_state
-from kata_pin.base.sandbox import GuestCpuset, Link, VcpuLink
+from kata_pin.base.sandbox import GuestCpuset, VcpuLink
 from kata_pin.base.values import (
     ContainerState,
     NoteLevel,
@@ -312,7 +312,7 @@ def guest_report(
     return Guest(
         state=view.state,
         detail=view.detail,
-        answered_s=None if view.asked_s is None else round(max(0.0, view.asked_s), 3),
+        answered_s=rounded(view.asked_s),
         kernel=found.facts.release,
         kernel_source=found.facts.source,
         hotplugged=found.hotplugged,
@@ -332,7 +332,7 @@ def vcpu_reports(plan: GuestPlan) -> tuple[GuestVcpu, ...]:
 
 
 def _vcpu(one: VcpuLink) -> GuestVcpu:
-    weakest = one.weakest
+    weakest, links = one.weakest, (one.thread_link, one.apic_link, one.guest_link)
     return GuestVcpu(
         tid=one.key.tid,
         vcpu=one.index,
@@ -340,22 +340,18 @@ def _vcpu(one: VcpuLink) -> GuestVcpu:
         guest_cpu=one.guest_cpu,
         state=weakest.state,
         source=weakest.source,
-        links=GuestLinks(_link(one.thread_link), _link(one.apic_link), _link(one.guest_link)),
+        links=GuestLinks(*(GuestLink(link.state, link.source) for link in links)),
         cpus=str(one.cpus),
         paired=one.paired,
         container=one.container_id,
     )
 
 
-def _link(link: Link) -> GuestLink:
-    return GuestLink(link.state, link.source)
-
-
 def _guest_container(one: GuestCpuset, name: str, sent: Sent | None) -> GuestContainer:
     return GuestContainer(
         id=one.container_id,
         name=name,
-        cpus=None if one.cpus is None else str(one.cpus),
+        cpus=cpus(one.cpus),
         owned=one.owned,
         reason=one.reason,
         applied=None if sent is None else str(sent.cpus),

@@ -23,12 +23,11 @@ from kata_pin.base.placement import Report
 from kata_pin.base.steps import finish
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.engine.sandbox_cache import SandboxCache
-from kata_pin.linux.files import HOST
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
-from kata_pin.service.compose import boot_id, compose
 from kata_pin.service.configuration import from_text
-from kata_pin.service.options import Core
+from kata_pin.service.options import Core, compose
+from kata_pin.service.runtime_dir import boot_id
 from tests.e2e.katapods import VHOST_WORKERS, LabPod, Pods
 from tests.e2e.node import Node
 from tests.support.daemon import Json
@@ -170,7 +169,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
     settings = {**node.settings, "mode": "act", "paths": paths}
 
     def look() -> Json:
-        registry = Registry(":memory:", boot_id=boot_id(HOST))
+        registry = Registry(":memory:", boot_id=boot_id())
         Pins(registry).set_live_threads(live=True)  # else the main thread would keep the whole mask
         parts = compose(from_text(json.dumps(settings)), registry)
         asyncio.run(parts.survey.all())

@@ -17,13 +17,12 @@ import pytest
 
 from kata_pin.base.counters import Scheduling
 from kata_pin.base.sandbox import ThreadKey
-from kata_pin.linux.files import HOST
 from kata_pin.options.realtime.keeper import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.hooks import Spool
-from kata_pin.service.compose import boot_id
 from kata_pin.service.configuration import load
 from kata_pin.service.offline import release_all
+from kata_pin.service.runtime_dir import boot_id
 from tests.support.daemon import Node, private_node
 from tests.support.hooks import run_hook
 
@@ -49,7 +48,7 @@ def test_a_row_makes_root_change_no_foreign_process(node: Node) -> None:
             time.sleep(0.01)
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         path = str(node.runtime_dir / "registry.db")
-        with contextlib.closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        with contextlib.closing(Registry(path, boot_id=boot_id())) as registry:
             key = ThreadKey(process.pid, process.pid, int(stat[19]))
             RtThreads(registry).keep("a", key, Scheduling(os.SCHED_OTHER, 0, key.starttime))
         release_all(load(str(node.config)))

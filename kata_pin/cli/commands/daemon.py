@@ -10,8 +10,6 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.cli.options import Session, complete_sandbox, cpu_list, global_options, time_span
 from kata_pin.cli.render import screen
 
-# `kata-pin run`: the daemon in the foreground, as the systemd unit starts it.
-
 
 @click.command()
 @global_options
@@ -28,9 +26,6 @@ def run(session: Session) -> None:
     serve(session.config, lambda: load(session.config_file), debug=session.debug)
 
 
-# `kata-pin reload`: the daemon reads its configuration again, and says whether it could.
-
-
 @click.command()
 @global_options
 @click.pass_obj
@@ -43,9 +38,6 @@ def reload(session: Session) -> None:
     session.connect().reload()
 
 
-# `kata-pin completion`: completion scripts for shells.
-
-
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
@@ -54,12 +46,9 @@ def completion(shell: str) -> None:
     `install` puts the scripts where the shells look for them; for another place: kata-pin
     completion bash > FILE. Sandboxes are completed while the daemon runs.
     """
-    from kata_pin.cli.node.completions import script
+    from kata_pin.cli.node import files
 
-    click.echo(script(shell), nl=False)
-
-
-# `kata-pin pin` and `unpin`: by the daemon, or here and now when there is none.
+    click.echo(files.completion(shell), nl=False)
 
 
 @click.command()
@@ -94,9 +83,6 @@ def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -
     refused = {"refused", "denied", "unverified"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}
     return 1 if outcomes & refused or document.options_failed else 0
-
-
-# `kata-pin bind`: CPUs named by hand for the vCPUs of a running VM.
 
 
 @click.command()

@@ -38,11 +38,9 @@ from kata_pin.cli.options import Session, global_options, time_span
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
 from kata_pin.service.configuration import DEFAULT_FILE, load
-from kata_pin.service.exchange import DaemonAway
+from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask, decode
 
-# `kata-pin install` and `kata-pin uninstall`.
-#
 # Install writes the hook, its hooks.d files, the service, sample settings, the man page, the JSON
 # documents' description, completions and a link in PATH. Uninstall first keeps new containers from
 # running the hook, then restores all affinities (D18), then removes the rest. With --root, for
@@ -145,14 +143,6 @@ def last_steps(changes: Sequence[FileChange], program: str) -> list[str]:
             "they end, which does no harm"
         )
     return said
-
-
-def left_for_good(config: Config) -> str:
-    """Return what an uninstall leaves on the node on purpose."""
-    return (
-        f"left: user and group {config.user} (userdel {config.user}), and until the next boot"
-        f" {config.runtime_dir} with the registry"
-    )
 
 
 def install_plan(
@@ -340,7 +330,10 @@ def uninstall(session: Session, *, root: str) -> None:
             return f"affinities are kept: the daemon of pod {pod} serves this node"
         released = release_pins(config, release_all)
         Spool(os.path.join(config.runtime_dir, "spool")).retire()
-        return f"{released}\n{left_for_good(config)}"
+        return (
+            f"{released}\nleft: user and group {config.user} (userdel {config.user}), and until the"
+            f" next boot {config.runtime_dir} with the registry"
+        )
 
     with node.locked(), screen.progress("restoring affinities, removing files"):
         changes, released = uninstall_node(root, release)
@@ -364,8 +357,6 @@ def report(
         click.echo(text)
 
 
-# `kata-pin release` and `release-nodes`: restore affinities before kata-pin is removed.
-
 AGAIN_S: Final = 1.0
 """Wait between two attempts to ask a daemon that only starts."""
 
@@ -388,22 +379,17 @@ def release(session: Session, wait_s: int) -> None:
     What `uninstall` does on a node, without removing a file: for pods, whose files go with the
     image. Needs root. Unlike `unpin` it is not remembered.
     """
-    from kata_pin.service.exchange import DaemonAway, DaemonSilent
 
     def nobody(_config: object) -> Applied:
         raise DaemonAway("no daemon is running", hint="without one: kata-pin unpin")
 
-    deadline = time.monotonic() + wait_s
-
-    def insist() -> str:
-        while True:
+    remark, deadline = "", time.monotonic() + wait_s
+    with screen.progress("restoring affinities"):
+        while not remark:
             try:
-                return release_pins(session.config, nobody)
+                remark = release_pins(session.config, nobody)
             except (DaemonAway, DaemonSilent):
                 if time.monotonic() + AGAIN_S > deadline:
                     raise
                 time.sleep(AGAIN_S)
-
-    with screen.progress("restoring affinities"):
-        remark = insist()
     click.echo(remark)

@@ -36,8 +36,6 @@ def metrics(session: Session) -> None:
         click.echo(document.text, nl=False)
 
 
-# Reads the daemon's metrics over HTTP, from its unix socket or its loopback port.
-
 _AWAY: Final = Remedy(
     "systemctl status kata-pin; kata-pin doctor says where metrics are served",
     "kubectl logs -c daemon of this pod; kata-pin doctor says where metrics are served",

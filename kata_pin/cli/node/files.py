@@ -15,13 +15,14 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any, Final
 
+import click
+from click.shell_completion import ShellComplete, get_completion_class
 from msgspec import Struct, field
 
 from kata_pin.base.config.table import sample
 from kata_pin.base.config.tree import Config, Hook
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import QuietLevel
-from kata_pin.cli.node.completions import PLACES, script
 from kata_pin.service.configuration import DEFAULT_FILE
 
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
@@ -61,6 +62,17 @@ _UNIT_PATH: Final = r"/[^\s%$'\"\\]+"
 """What systemd.service(5) takes from ExecStart= as it is written."""
 
 _PLACEHOLDER: Final = re.compile(r"@([A-Z_]+)@")
+
+
+COMPLETE: Final = "_KATA_PIN_COMPLETE"
+"""As in cli/quick.py, by which a shell is answered."""
+
+COMPLETIONS: Final = {
+    "bash": "/usr/share/bash-completion/completions/kata-pin",
+    "zsh": "/usr/share/zsh/site-functions/_kata-pin",
+    "fish": "/usr/share/fish/vendor_completions.d/kata-pin.fish",
+}
+"""The shells, with the file that each loads when kata-pin is completed first."""
 
 
 class Runtime(StrEnum):
@@ -132,6 +144,7 @@ def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
 
     The hook comes before what names it. Raises KataPinError where a choice cannot work.
     """
+    by_hand = [NodeFile(CONTAINERD_FRAGMENT, _json({"hooks": containerd_hooks(choices)}))]
     return (
         NodeFile(HOOK_PATH, hook_program(choices.python), 0o755),
         NodeFile(choices.config_file, sample().encode(), settings=True),
@@ -140,9 +153,9 @@ def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
         NodeFile(UNIT, _filled("systemd/kata-pin.service", choices)),
         *_drop_ins(choices),
         *_hooks_dir(choices),
-        *_containerd(choices),
+        *(by_hand if Runtime.CONTAINERD in choices.runtimes else []),
         *_documents(),
-        *(NodeFile(path, script(shell).encode()) for shell, path in PLACES.items()),
+        *(NodeFile(path, completion(shell).encode()) for shell, path in COMPLETIONS.items()),
         *([NodeLink(PROGRAM_LINK, choices.program)] if choices.program != PROGRAM_LINK else []),
     )
 
@@ -167,6 +180,15 @@ def _documents() -> Iterable[NodeFile]:
     yield NodeFile(f"{DOCUMENTS}/json.md", folder.joinpath("json.md").read_bytes())
     for schema in sorted(folder.joinpath("schema").iterdir(), key=lambda one: one.name):
         yield NodeFile(f"{DOCUMENTS}/schema/{schema.name}", schema.read_bytes())
+
+
+def completion(shell: str) -> str:
+    """Return the completion script of one of the shells of COMPLETIONS."""
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows every shell of the table"
+    # not source() of the shell's own class: bash's starts a bash to ask for its version
+    made = kind(click.Group("kata-pin"), {}, "kata-pin", COMPLETE)
+    return ShellComplete.source(made).strip() + "\n"
 
 
 def hook_program(python: str) -> bytes:
@@ -241,12 +263,6 @@ def _refuse_strict(config: Config) -> None:
             "hook.strict with CRI-O would fail every container that does not use Kata",
             hint="set hook.strict: false",
         )
-
-
-def _containerd(choices: Choices) -> Iterable[NodeFile]:
-    """Yield the hooks of a base runtime spec, for those who merge them into one by hand."""
-    if Runtime.CONTAINERD in choices.runtimes:
-        yield NodeFile(CONTAINERD_FRAGMENT, _json({"hooks": containerd_hooks(choices)}))
 
 
 def containerd_hooks(choices: Choices) -> dict[str, list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config
 from kata_pin.records.containers import Registry
-from kata_pin.service.compose import compose
+from kata_pin.service.options import compose
 
 
 @pytest.mark.parametrize("key", ["path", "valid_hypervisor_paths"])

@@ -14,7 +14,6 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.counters import Scheduling
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.sandbox import ThreadKey
-from kata_pin.linux.files import HOST
 from kata_pin.options.caches.keeper import CacheGroupTable
 from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableKind, TunableRecord
@@ -22,8 +21,7 @@ from kata_pin.options.realtime.keeper import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
 from kata_pin.service import offline
-from kata_pin.service.compose import boot_id
-from kata_pin.service.runtime_dir import locked
+from kata_pin.service.runtime_dir import boot_id, locked
 
 SANDBOX = "oneshot-test-pod"
 
@@ -102,10 +100,10 @@ def test_work_without_a_daemon_is_in_the_history(config: Config) -> None:
 def test_nobody_sees_new_threads_after_work_without_a_daemon(config: Config) -> None:
     """What the daemon before it could, the next look must not count on."""
     path = os.path.join(config.runtime_dir, "registry.db")
-    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+    with closing(Registry(path, boot_id=boot_id())) as registry:
         Pins(registry).set_live_threads(live=True)
     offline.pin(config, None)
-    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+    with closing(Registry(path, boot_id=boot_id())) as registry:
         assert not Pins(registry).live_threads()
 
 
@@ -124,17 +122,17 @@ def test_what_options_changed_is_restored_although_they_are_off(config: Config) 
     value of the node: an interrupt's, which is gone too."""
     interrupt = TunableRecord(TunableKey(TunableKind.INTERRUPT, "99999"), "eth0", "0-1", "0")
     path = os.path.join(config.runtime_dir, "registry.db")
-    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+    with closing(Registry(path, boot_id=boot_id())) as registry:
         CacheGroupTable(registry).keep("gone", "")
         RtThreads(registry).keep("gone", ThreadKey(1, 2, 3), Scheduling(0, 0, 3))
         Tunables(registry).keep([interrupt])
     offline.unpin(config, SANDBOX)
-    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+    with closing(Registry(path, boot_id=boot_id())) as registry:
         assert CacheGroupTable(registry).all() == [("gone", "")]
         assert RtThreads(registry).sandboxes() == ["gone"]
         assert Tunables(registry).all() == {interrupt.key: interrupt}
     offline.release_all(config)
-    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+    with closing(Registry(path, boot_id=boot_id())) as registry:
         assert CacheGroupTable(registry).all() == []
         assert RtThreads(registry).sandboxes() == []
         assert Tunables(registry).all() == {}

@@ -83,10 +83,10 @@ def test_others_run_while_affinities_are_read() -> None:
 def test_a_value_is_made_again_only_when_its_origin_changed() -> None:
     """An equal origin keeps the value; what has ended is dropped."""
     memo = Memo[object]()
-    first = memo.get("s", ((1, 2), "a"), object)
-    assert memo.get("s", ((1, 2), "a"), object) is first
-    assert memo.get("s", ((1, 3), "a"), object) is not first
-    memo.get("t", (), object)
+    first = memo.keep("s", ((1, 2), "a"), object())
+    assert memo.made("s", ((1, 2), "a")) is first
+    assert memo.made("s", ((1, 3), "a")) is None
+    memo.keep("t", (), object())
     memo.keep_only(["t"])
     with pytest.raises(KeyError):
         memo.value("s")

@@ -38,8 +38,8 @@ from kata_pin.cli.commands.install import (
 )
 from kata_pin.cli.node import changes as changes_module
 from kata_pin.cli.node.changes import MANIFEST, NodeFiles
-from kata_pin.cli.node.completions import PLACES
 from kata_pin.cli.node.files import (
+    COMPLETIONS,
     DOCUMENTS,
     HOOK_PATH,
     HOOKS_DIR,
@@ -369,7 +369,7 @@ def test_the_built_package_has_what_is_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completions_are_where_shells_look(shell: str, capsys: Capture) -> None:
     """The same script that `completion` prints; it asks by the variable that main() reads."""
-    found = contents(choose())[PLACES[shell]].decode()
+    found = contents(choose())[COMPLETIONS[shell]].decode()
     assert run(["completion", shell]) == 0
     assert found == capsys.readouterr().out
     assert f"{COMPLETE}={shell}_complete" in found
@@ -383,7 +383,7 @@ def test_completion_works_in_a_real_shell(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kata-pin")
     NodeFiles(str(tmp_path)).install(node_files(Choices(program=str(program))))
     code = (
-        f"PATH={tmp_path}/usr/bin:$PATH; . {tmp_path}{PLACES['bash']}; "
+        f"PATH={tmp_path}/usr/bin:$PATH; . {tmp_path}{COMPLETIONS['bash']}; "
         "COMP_WORDS=(kata-pin expl); COMP_CWORD=1; _kata_pin_completion kata-pin; "
         'echo "${COMPREPLY[@]}"'
     )

@@ -17,7 +17,6 @@ from kata_pin.base.sandbox import Container
 from kata_pin.base.values import ContainerState
 from kata_pin.follow.reports import NriIntake
 from kata_pin.guest.manager import Guests
-from kata_pin.linux.files import HOST
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.ledger import RetryState
@@ -29,8 +28,8 @@ from kata_pin.peers.cri import CriClient
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
 from kata_pin.service import offline
-from kata_pin.service.compose import boot_id, compose
-from kata_pin.service.options import Serving
+from kata_pin.service.options import Serving, compose
+from kata_pin.service.runtime_dir import boot_id
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus, flat
 
@@ -39,7 +38,7 @@ from tests.support.world import cpus, flat
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    one = Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))
+    one = Registry(str(tmp_path / "registry.db"), boot_id=boot_id())
     yield one
     one.close()
 
