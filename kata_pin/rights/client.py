@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Final, NoReturn, TypeVar
 from kata_pin.base.errors import DaemonError
 from kata_pin.rights.broker import threads, tunables
 from kata_pin.rights.broker.files import File
-from kata_pin.rights.broker.pages import PagesMoved, PageWindow, parse_moved, render_window
+from kata_pin.rights.broker.pages import PagesMoved, PageWindow, render_window
 from kata_pin.rights.broker.policy import MAX_JAILS
 from kata_pin.rights.broker.protocol import (
     MAX_CHANGES,
@@ -49,7 +50,6 @@ from kata_pin.rights.broker.rows import (
     Finder,
     Found,
     Value,
-    names_of,
 )
 from kata_pin.rights.broker.threads import KvmVcpu, ThreadCall
 from kata_pin.rights.broker.tunables import TunableWrite, TunableWritten
@@ -142,15 +142,16 @@ class BrokerCalls(Calls):
         found: list[str] = []
         for at in range(0, len(pids), threads.MAX_PIDS):
             asked = array("I", pids[at : at + threads.MAX_PIDS]).tobytes()
-            found += os.fsdecode(self._ask("executables", {"pids": asked})).split("\0")
+            found += json.loads(self._ask("executables", {"pids": asked}))
         return found
 
     def descriptors(self, process: str) -> list[str]:
-        answer = self._ask("descriptors", {"pid": _number_in(_PROCESS, process)})
-        return os.fsdecode(answer).split("\n") if answer else []
+        asked = {"pid": _number_in(_PROCESS, process)}
+        links: list[str] = json.loads(self._ask("descriptors", asked))
+        return links
 
     def kvm_vcpus(self, folder: str, pid: int, tids: Collection[int]) -> list[KvmVcpu]:
-        return threads.parse_vcpus(self._ask("kvm-vcpus", {"pid": pid}))
+        return [KvmVcpu(*vcpu) for vcpu in json.loads(self._ask("kvm-vcpus", {"pid": pid}))]
 
     def verify_jail(self, pid: int, jail: str) -> None:
         base, program, sandbox = threads.parts_of(jail)
@@ -180,7 +181,7 @@ class BrokerCalls(Calls):
         written: list[TunableWritten] = []
         for part in tunables.batched_writes(writes):
             answer = self._ask("tunables", {"writes": tunables.render_writes(part)})
-            written += tunables.parse_written(answer)
+            written += [TunableWritten(*one) for one in json.loads(answer)]
         return written
 
     def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
@@ -209,7 +210,7 @@ class BrokerCalls(Calls):
         request = {"window": render_window(window)}
         try:
             with self._child("mover") as child:
-                return parse_moved(await ask(child, "move-pages", request, deadline_s))
+                return PagesMoved(*json.loads(await ask(child, "move-pages", request, deadline_s)))
         except (EOFError, TimeoutError) as error:
             raise TimeoutError(ETIMEDOUT, "the move does not end") from error
 
@@ -237,7 +238,7 @@ class BrokerCalls(Calls):
                 request: dict[str, Value] = {"pid": pid, "tids": part}
                 with self._child("reader") as reader:
                     answer = ask_now(reader, "system-calls", request, SYSCALL_S)
-                found += threads.parse_calls(answer)
+                found += [ThreadCall(*one) for one in json.loads(answer)]
         except (EOFError, TimeoutError) as error:
             self._hung = {one: until for one, until in self._hung.items() if until > now}
             self._hung[pid] = now + HUNG_S
@@ -323,7 +324,8 @@ class BrokerCalls(Calls):
 
     def _names(self, kind: str, path: str) -> list[str]:
         found = self._found(kind, path)
-        return names_of(self._ask(found.row.name, found.values))
+        names: list[str] = json.loads(self._ask(found.row.name, found.values))
+        return names
 
     def _file(self, path: str, limit: int) -> File:
         found = self._found(FILE_ROW, path)

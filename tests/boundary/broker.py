@@ -100,6 +100,11 @@ class Reply(NamedTuple):
         return self.data[_STATUS.size :]
 
     @property
+    def value(self) -> Any:
+        """An answer that is JSON."""
+        return json.loads(self.data)
+
+    @property
     def changed(self) -> list[tuple[int, set[int]]]:
         """The errno of each thread, and the CPUs that it then has."""
         found, at = [], 0
@@ -113,8 +118,7 @@ class Reply(NamedTuple):
     @property
     def written(self) -> list[tuple[int, str]]:
         """The errno of each write, and the value that was then read."""
-        lines = (line.partition(" ") for line in self.data.decode().split("\n"))
-        return [(int(errno), value) for errno, _, value in lines]
+        return [(errno, value) for errno, value in self.value]
 
 
 @dataclass

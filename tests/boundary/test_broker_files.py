@@ -153,9 +153,9 @@ def test_names_in_folders(tree: Path, ask: Channel) -> None:
     (tree / "vc/sbs/p2").mkdir()
     (tree / "vc/sbs/linked").symlink_to(tree / "outside")
     (tree / "vc/sbs/file").touch()
-    assert set(ask("sandboxes-go").data.split(b"/")) == {b"p1", b"p2"}
-    assert ask("sandboxes-rust").data == b"p1"
-    assert ask("cpu-claims").data == b"dra.example-claim.json"
+    assert set(ask("sandboxes-go").value) == {"p1", "p2"}
+    assert ask("sandboxes-rust").value == ["p1"]
+    assert ask("cpu-claims").value == ["dra.example-claim.json"]
     shutil.rmtree(tree / "kata")
     assert ask("sandboxes-rust").errno == errno.ENOENT
     with broker() as without:

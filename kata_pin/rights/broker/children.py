@@ -19,7 +19,7 @@ from kata_pin.rights.broker.libc import (
     libc,
 )
 from kata_pin.rights.broker.policy import VmmPolicy
-from kata_pin.rights.broker.protocol import MAX_READ, Answer, serve
+from kata_pin.rights.broker.protocol import MAX_READ, Answer, answer_of, serve
 from kata_pin.rights.broker.rows import ROWS, Row
 from kata_pin.rights.broker.threads import executable_of, folder_of
 
@@ -69,13 +69,13 @@ def _system_calls(_: Row, values: Values, policy: VmmPolicy) -> Answer:
     if len(tids) > threads.MAX_TIDS:
         raise ValueError("too many threads")
     policy.require(pid)
-    return Answer(threads.render_calls(threads.system_calls(f"/proc/{pid}", tids)))
+    return answer_of(threads.system_calls(f"/proc/{pid}", tids))
 
 
 def _move_pages(_: Row, values: Values, policy: VmmPolicy) -> Answer:
     window = pages.parse_window(values["window"])
     policy.require(window.pid)
-    return Answer(pages.render_moved(pages.move_checked(window)))
+    return answer_of(pages.move_checked(window))
 
 
 def _vcpu_list(row: Row, values: Values, policy: VmmPolicy) -> Answer:

@@ -47,6 +47,7 @@ from kata_pin.rights.broker.protocol import (
     AffinityChange,
     Answer,
     Changed,
+    answer_of,
     parse_changes,
     parse_settings,
     render_changed,
@@ -73,7 +74,6 @@ from kata_pin.rights.broker.tunables import (
     ask_irqbalance,
     check_level,
     parse_writes,
-    render_written,
     write_tunables,
 )
 
@@ -150,7 +150,7 @@ class Operations:
         fd = self._open(row, values)
         try:
             names = names_in(f"/proc/self/fd/{fd}", MAX_NAMES, folders=row.does == FOLDERS_ROW)
-            return Answer(os.fsencode("/".join(names)))
+            return answer_of(names)
         finally:
             os.close(fd)
 
@@ -232,7 +232,7 @@ class Operations:
         pids = array("I", values["pids"])
         if len(pids) > threads.MAX_PIDS:
             raise ValueError("too many processes")
-        return Answer(b"\0".join(map(os.fsencode, threads.executables(pids))))
+        return answer_of(threads.executables(pids))
 
     def _program(self, values: Values, _: Sequence[int]) -> Answer:
         known = programs(self._settings)
@@ -254,11 +254,11 @@ class Operations:
         self._policy.require(pid)
         tids = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")}
         folder = f"{self._settings.debugfs}/kvm"
-        return Answer(threads.render_vcpus(threads.kvm_vcpus(folder, tids)))
+        return answer_of([*threads.kvm_vcpus(folder, tids)])
 
     def _descriptors(self, values: Values, _: Sequence[int]) -> Answer:
         self._policy.require(values["pid"])
-        return Answer(os.fsencode("\n".join(threads.descriptors(f"/proc/{values['pid']}"))))
+        return answer_of(threads.descriptors(f"/proc/{values['pid']}"))
 
     def _switches(self, values: Values, _: Sequence[int]) -> Answer:
         return Answer(b"", (open_switches(values["cpu"]),))
@@ -279,7 +279,7 @@ class Operations:
     def _tunables(self, values: Values, _: Sequence[int]) -> Answer:
         writes = parse_writes(values["writes"])
         check_level(writes, self._settings.quiet)
-        return Answer(render_written(write_tunables(writes)))
+        return answer_of(write_tunables(writes))
 
     # ---- children --------------------------------------------------------------------------
 

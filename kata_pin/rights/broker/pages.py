@@ -28,7 +28,6 @@ MAX_NODES: Final = 1024  # MAX_NUMNODES of the kernel (CONFIG_NODES_SHIFT is at 
 _HEAD: Final = struct.Struct("=IQQQIIHB")
 """Process, start time, address, size of a page, pages, most to move, node, whether shared."""
 
-_DONE: Final = struct.Struct("=IIIi")
 _SMALLEST: Final = 4096
 _LARGEST: Final = 1 << 34  # 16 GiB, arm64
 _END: Final = 1 << 56  # five-level page tables of x86; no user address is beyond
@@ -109,16 +108,6 @@ def parse_window(data: bytes) -> PageWindow:
     ):
         raise ValueError("no such window")
     return window
-
-
-def render_moved(moved: PagesMoved) -> bytes:
-    """Return the answer to a request for a window."""
-    return _DONE.pack(*moved)
-
-
-def parse_moved(data: bytes) -> PagesMoved:
-    """Return what an answer says."""
-    return PagesMoved(*_DONE.unpack(data))
 
 
 def move_checked(window: PageWindow) -> PagesMoved:

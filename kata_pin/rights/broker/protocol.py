@@ -163,6 +163,11 @@ class Answer(NamedTuple):
     descriptors: tuple[int, ...] = ()
 
 
+def answer_of(value: object) -> Answer:
+    """Return the answer that is a value, as JSON."""
+    return Answer(json.dumps(value).encode())
+
+
 Run = Callable[[int, bytes, Sequence[int]], Answer]
 
 

@@ -324,8 +324,3 @@ def _pattern(row: Row, checkpoint: str) -> str:
             text = text.replace(rf"\{{{name}\}}", f"(?P<{name}>{argument.pattern})", 1)
             text = text.replace(rf"\{{{name}\}}", f"(?P={name})")
     return text
-
-
-def names_of(data: bytes) -> list[str]:
-    """Return the names of a folder's answer."""
-    return os.fsdecode(data).split("/") if data else []

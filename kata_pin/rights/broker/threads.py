@@ -217,8 +217,7 @@ def _lives(folder: str) -> bool:
 
 # What the kernel shows of a VMM's vCPUs: KVM's debugfs, open descriptors, and system calls.
 #
-# Answers are text of the kernel's own, one line per thread, vCPU or descriptor; the daemon parses
-# them (vmm/roles.py).
+# Texts are the kernel's own; the daemon parses them (vmm/roles.py).
 
 MAX_OPEN: Final = 2048
 """Most descriptors of a process that are looked at: the oldest numbers, vCPUs' and devices' own."""
@@ -301,27 +300,6 @@ def _of_vm(vm: str) -> Iterator[KvmVcpu]:
                 created_ns = os.stat(f"{vm}/{name}").st_mtime_ns
                 with open(f"{vm}/{name}/pid", "rb", buffering=0) as file:
                     yield KvmVcpu(int(match[1]), int(file.read(32)), created_ns)
-
-
-def render_calls(calls: Sequence[ThreadCall]) -> bytes:
-    """Return the answer to a request for threads' system calls."""
-    return "\n".join(f"{call.text}\t{call.link}" for call in calls).encode()
-
-
-def parse_calls(data: bytes) -> list[ThreadCall]:
-    """Return what such an answer says."""
-    lines = data.decode("utf-8", "replace").split("\n") if data else []
-    return [ThreadCall(*line.partition("\t")[::2]) for line in lines]
-
-
-def render_vcpus(vcpus: Iterator[KvmVcpu]) -> bytes:
-    """Return the answer to a request for KVM's vCPUs."""
-    return "\n".join(f"{number} {tid} {created}" for number, tid, created in vcpus).encode()
-
-
-def parse_vcpus(data: bytes) -> list[KvmVcpu]:
-    """Return what such an answer says."""
-    return [KvmVcpu(*map(int, line.split())) for line in data.decode("ascii").splitlines()]
 
 
 # Asking a QEMU over QMP which thread is which vCPU and iothread: two queries, and nothing else.

@@ -147,17 +147,6 @@ def batched_writes(writes: Sequence[TunableWrite]) -> Iterator[Sequence[TunableW
         yield part
 
 
-def parse_written(data: bytes) -> list[TunableWritten]:
-    """Return the answer to such a request; ValueError for one that is none."""
-    answers = (line.partition(" ") for line in data.decode("utf-8", "replace").split("\n"))
-    return [TunableWritten(int(errno), value) for errno, _, value in answers]
-
-
-def render_written(written: Iterable[TunableWritten]) -> bytes:
-    """Return the answer to a request for writes."""
-    return "\n".join(f"{one.errno} {one.value}" for one in written).encode()
-
-
 def write_tunables(writes: Sequence[TunableWrite], root: str = "") -> list[TunableWritten]:
     """Write each value and read it back; one that fails does not stop the rest.
 

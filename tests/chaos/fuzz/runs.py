@@ -85,21 +85,6 @@ def run_broker_settings(data: bytes) -> object:
         raise ParseError(str(error)) from error
 
 
-def run_broker_calls(data: bytes) -> object:
-    """Read what threads wait in, as the broker reports it."""
-    calls = threads.parse_calls(data)
-    assert len(calls) == (data.count(b"\n") + 1 if data else 0)
-    return calls
-
-
-def run_broker_vcpus(data: bytes) -> object:
-    """Read KVM's vCPUs, as the broker reports them."""
-    try:
-        return threads.parse_vcpus(data)
-    except (ValueError, TypeError) as error:
-        raise ParseError(str(error)) from error
-
-
 def run_containerd_config(data: bytes) -> object:
     """Read it as a file and as a dump; a drop-in for it names our specs and nothing else."""
     text = data.decode("utf-8", "replace")
@@ -142,14 +127,6 @@ def run_broker_writes(data: bytes) -> object:
     return writes
 
 
-def run_broker_written(data: bytes) -> object:
-    """Read the broker's answer to such a request."""
-    try:
-        return tunables.parse_written(data)
-    except ValueError as error:
-        raise ParseError(str(error)) from error
-
-
 def run_broker_pages(data: bytes) -> object:
     """Read a request to move pages as the broker does: what it accepts survives and is bounded."""
     try:
@@ -160,14 +137,6 @@ def run_broker_pages(data: bytes) -> object:
     assert 0 < window.most <= window.pages <= pages.MAX_PAGES
     assert window.pid > 0, "0 is the caller"
     return window
-
-
-def run_broker_moved(data: bytes) -> object:
-    """Read the broker's answer to such a request."""
-    try:
-        return pages.parse_moved(data)
-    except struct.error as error:
-        raise ParseError(str(error)) from error
 
 
 def run_jail_path(data: bytes) -> object:

@@ -541,40 +541,17 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [b'{"vmms": ["/usr/bin/qemu"], "vc": "/run/vc", "rt": true, "classes": []}'],
         _json_words("vmms", "shims", "vc", "kata", "bundle_roots", "classes"),
     ),
-    "broker-calls": Target(
-        runs.run_broker_calls,
-        _named("rights.broker.threads", "parse_calls"),
-        lambda: [b"16 0xd 0xae80\tanon_inode:kvm-vcpu:1\nrunning\t\n\t"],
-        (b"\t", b"\n", b"0x"),
-    ),
-    "broker-vcpus": Target(
-        runs.run_broker_vcpus,
-        _named("rights.broker.threads", "parse_vcpus"),
-        lambda: [b"0 4242 1764200000000000000\n1 4243 1764200000000000001"],
-        (b" ", b"\n", b"-1"),
-    ),
     "broker-writes": Target(
         runs.run_broker_writes,
         _named("rights.broker.tunables", "parse_writes"),
         lambda: [b"interrupt 24 0-3,8\ndefault-mask  ff,ffffffff"],
         (b"interrupt ", b"default-mask ", b"/", b"..", b"\n", b"0-3"),
     ),
-    "broker-written": Target(
-        runs.run_broker_written,
-        _named("rights.broker.tunables", "parse_written"),
-        lambda: [b"0 0-3\n5 \n1 0-3"],
-        (b"\n", b" ", b"-1"),
-    ),
     "broker-pages": Target(
         runs.run_broker_pages,
         _named("rights.broker.pages", "parse_window"),
         s.broker_pages,
         (b"\0\0\0\0", b"\x10\0\0", b"\xff\xff\xff\xff"),
-    ),
-    "broker-moved": Target(
-        runs.run_broker_moved,
-        _named("rights.broker.pages", "parse_moved"),
-        lambda: [bytes(16)],
     ),
     "jail-path": Target(
         runs.run_jail_path,

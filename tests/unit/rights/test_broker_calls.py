@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from kata_pin.rights import client
-from kata_pin.rights.broker.pages import PagesMoved, PageWindow, render_moved
-from kata_pin.rights.broker.protocol import NUMBER, Answer, Settings, serve
+from kata_pin.rights.broker.pages import PagesMoved, PageWindow
+from kata_pin.rights.broker.protocol import NUMBER, Answer, Settings, answer_of, serve
 from kata_pin.rights.broker.rows import NUMBERS, Value
 from kata_pin.rights.broker.threads import ThreadCall
 from kata_pin.rights.client import BrokerCalls
@@ -68,7 +68,9 @@ class Doubled(BrokerCalls):
         if self.meanwhile:
             jail, self.meanwhile = self.meanwhile, ""
             self.verify_jail(8, jail)
-        return Answer(render_moved(MOVED) if row == NUMBERS["move-pages"] else b"text")
+        if row == NUMBERS["slow-file"]:
+            return Answer(b"text")
+        return answer_of(MOVED if row == NUMBERS["move-pages"] else [["text"]])
 
     async def use_all(self) -> int:
         """Use a reader, also for system calls, and a mover; return how many began for that."""

@@ -26,8 +26,6 @@ def test_a_request_is_what_was_asked_for() -> None:
     """Bytes and back, with nodes beyond 64."""
     whole = PageWindow(7, 9, BASE, 4096, 20, 10, frozenset({0, 3, 1000}), 1000, True)
     assert pages.parse_window(pages.render_window(whole)) == whole
-    done = PagesMoved(5, 2, 1, EBUSY)
-    assert pages.parse_moved(pages.render_moved(done)) == done
 
 
 def own_window(**changes: object) -> PageWindow:
