@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, TaskGone
-from kata_pin.base.placement import Desired, Report
+from kata_pin.base.placement import Placement, Report
 from kata_pin.base.sandbox import Task, ThreadKey
 from kata_pin.base.steps import Steps
 from kata_pin.base.values import ThreadRole, count
@@ -24,7 +22,6 @@ from kata_pin.engine.counters import Slices
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux.affinity import (
-    AuditFinding,
     ExpectedThread,
     audit_affinity,
     audit_deep,
@@ -70,9 +67,20 @@ class Expectation(Struct):
             found.setdefault(tgid, {})[task.key] = expected
         return found
 
-    def keys(self) -> dict[tuple[int, int], ThreadKey]:
-        """Return the identities of its threads, by process and tid."""
-        return {(task.key.tgid, task.key.tid): task.key for task, _role in self.report.threads}
+
+class Found(NamedTuple):
+    """What was found of one sandbox: `shrunk` says whether a cpuset changed."""
+
+    moved: list[ThreadKey]
+    born: int
+    gone: int
+    shrunk: bool
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        numbers = {"moved": len(self.moved), "new": self.born, "gone": self.gone}
+        parts = [f"{count(number, 'thread')} {word}" for word, number in numbers.items() if number]
+        return ", ".join([*parts, *(["cpuset changed"] if self.shrunk else [])])
 
 
 class Auditor:
@@ -85,14 +93,13 @@ class Auditor:
 
     async def affinity(self) -> int:
         """Run an affinity audit; return how many sandboxes were marked."""
-        return await self._round(self._check_affinities)
+        return await self._round(None)
 
     async def deep(self) -> int:
         """Run a deep audit; return how many sandboxes were marked."""
-        cpusets = CpusetReader(self._root)
-        return await self._round(partial(self._check_deep, cpusets))
+        return await self._round(CpusetReader(self._root))
 
-    async def _round(self, check: Check) -> int:
+    async def _round(self, cpusets: CpusetReader | None) -> int:
         """Check every sandbox, in slices; a pass that runs meanwhile has looked itself."""
         marked, slices = 0, Slices()
         ids = self._sandboxes.ids
@@ -105,97 +112,67 @@ class Auditor:
             expected = self._expected.get(sandbox_id)
             if expected is None or expected.report is not report:
                 expected = self._expected[sandbox_id] = Expectation.of(report)
-            findings, shrunk = await slices.run(check(expected, cache))
+            found = await slices.run(self._check(expected, cache, cpusets))
             await slices.breathe()
             if cache.report is report and not cache.passing:
-                marked += self._judge(sandbox_id, cache, expected, findings, shrunk=shrunk)
+                marked += self._judge(sandbox_id, cache, expected, found)
         return marked
 
     def _judge(
-        self,
-        sandbox_id: str,
-        cache: SandboxCache,
-        expected: Expectation,
-        findings: dict[int, AuditFinding],
-        *,
-        shrunk: bool,
+        self, sandbox_id: str, cache: SandboxCache, expected: Expectation, found: Found
     ) -> bool:
         """Mark a sandbox if an audit found that something differs."""
-        if cache.tasks.left_out:  # threads that no pass looks at are not new
-            old = {tgid: replace(found, born=()) for tgid, found in findings.items()}
-            findings = {tgid: found for tgid, found in old.items() if found}
-        keys = expected.keys() if findings else {}
-        if not shrunk:
-            findings = self._without_narrowed(expected, findings, keys)
         back_off_ended = cache.other_writers.ended(time.monotonic())
-        if not findings and not shrunk and not back_off_ended:
+        if not any(found) and not back_off_ended:
             cache.checked_at = time.monotonic()
             return False
-        moved = [keys[tgid, tid] for tgid, finding in findings.items() for tid in finding.moved]
-        if not shrunk:  # a cpuset that changed moves threads by itself
-            fresh = [key for key in moved if key not in expected.counted]
+        if not found.shrunk:  # a cpuset that changed moves threads by itself
+            fresh = [key for key in found.moved if key not in expected.counted]
             cache.other_writers.drifted(fresh, time.monotonic())
             expected.counted = expected.counted.union(fresh)
-        found = _summary(findings, shrunk=shrunk) or "back-off ended, re-applying affinities"
+        what = str(found) or "back-off ended, re-applying affinities"
         drift = about(DRIFT_FOUND, source="audit")
-        log.info("sandbox %s: audit: %s", sandbox_id, found, extra=drift)
+        log.info("sandbox %s: audit: %s", sandbox_id, what, extra=drift)
         self._sandboxes.mark(sandbox_id, "audit", event=False)
         return True
 
-    def _without_narrowed(
-        self,
-        expected: Expectation,
-        findings: dict[int, AuditFinding],
-        keys: Mapping[tuple[int, int], ThreadKey],
-    ) -> dict[int, AuditFinding]:
-        """Return the findings without threads that have a part of their CPUs: that is no drift."""
-        placement = expected.report.placement
-        desired = placement.desired if placement is not None else {}
-        found = {}
-        for tgid, finding in findings.items():
-            moved = tuple(
-                tid
-                for tid in finding.moved
-                if not self._is_within(tid, desired.get(keys[tgid, tid]))
-            )
-            if left := replace(finding, moved=moved):
-                found[tgid] = left
-        return found
+    def _check(
+        self, expected: Expectation, cache: SandboxCache, cpusets: CpusetReader | None
+    ) -> Steps[Found]:
+        """Compare a sandbox with what is expected: by `cpusets` deeply, or only its affinities."""
+        root, findings = self._root, []
+        if cpusets is None:
+            for tgid, affinities in expected.affinities:
+                findings.append((tgid, (yield from audit_affinity(root, tgid, affinities))))
+        else:
+            for tgid, threads in expected.threads().items():
+                inodes = cache.tasks.inodes(threads)
+                by_tid = {key.tid: one for key, one in threads.items()}
+                findings.append((tgid, (yield from audit_deep(root, tgid, by_tid, inodes))))
+        off = {(tgid, tid) for tgid, finding in findings for tid in finding.moved}
+        moved = (
+            [t.key for t in expected.report.threads if (t.key.tgid, t.key.tid) in off]
+            if off
+            else []
+        )
+        shrunk = (cpusets is not None or bool(moved)) and _cpuset_changed(
+            expected, cpusets or CpusetReader(root)
+        )
+        if not shrunk:  # one that has a part of its CPUs is no drift
+            moved = [key for key in moved if not self._is_within(key, expected.report.placement)]
+        born = sum(len(finding.born) for _, finding in findings)
+        gone = sum(len(finding.gone) for _, finding in findings)
+        # threads that no pass looks at are not new
+        return Found(moved, 0 if cache.tasks.left_out else born, gone, shrunk)
 
-    def _is_within(self, tid: int, desired: Desired | None) -> bool:
+    def _is_within(self, key: ThreadKey, placement: Placement | None) -> bool:
+        desired = placement.desired.get(key) if placement is not None else None
         if desired is None or desired.release:
             return False
         try:
-            return get_affinity(tid, self._root) <= desired.applied
+            return get_affinity(key.tid, self._root) <= desired.applied
         except HostError:  # TaskGone is one
             return False
-
-    def _check_affinities(self, expected: Expectation, _cache: SandboxCache) -> Steps[Found]:
-        findings = {}
-        for tgid, affinities in expected.affinities:
-            found = yield from audit_affinity(self._root, tgid, affinities)
-            if found:
-                findings[tgid] = found
-        moved = any(found.moved for found in findings.values())
-        return findings, moved and _cpuset_changed(expected, CpusetReader(self._root))
-
-    def _check_deep(
-        self, cpusets: CpusetReader, expected: Expectation, cache: SandboxCache
-    ) -> Steps[Found]:
-        findings = {}
-        for tgid, threads in expected.threads().items():
-            inodes = cache.tasks.inodes(threads)
-            by_tid = {key.tid: one for key, one in threads.items()}
-            found = yield from audit_deep(self._root, tgid, by_tid, inodes)
-            if found:
-                findings[tgid] = found
-        return findings, _cpuset_changed(expected, cpusets)
-
-
-Found = tuple[dict[int, AuditFinding], bool]
-"""What was found of one sandbox, by process, and whether a cpuset changed."""
-
-Check = Callable[[Expectation, SandboxCache], Steps[Found]]
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
@@ -216,14 +193,3 @@ def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
     except TaskGone:
         return True
     return False
-
-
-def _summary(findings: dict[int, AuditFinding], *, shrunk: bool) -> str:
-    """Return in a few words what an audit found."""
-    numbers = {
-        "moved": sum(len(f.moved) for f in findings.values()),
-        "new": sum(len(f.born) for f in findings.values()),
-        "gone": sum(len(f.gone) for f in findings.values()),
-    }
-    parts = [f"{count(number, 'thread')} {word}" for word, number in numbers.items() if number]
-    return ", ".join([*parts, *(["cpuset changed"] if shrunk else [])])
