@@ -194,6 +194,16 @@ def union(sets: Iterable[CpuSet]) -> CpuSet:
     return _of(bits)
 
 
+def named_pcpus(cpus: CpuSet) -> str:
+    """Return them in words, such as `pCPU 4` or `pCPUs 4-7`."""
+    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"
+
+
+def pcpus_are(cpus: CpuSet) -> str:
+    """Return the same as the start of a sentence: `pCPU 4 is` or `pCPUs 4-7 are`."""
+    return f"{named_pcpus(cpus)} {'is' if len(cpus) == 1 else 'are'}"
+
+
 # What the host's CPUs are: numbers, cores, packages, NUMA nodes, caches, and what is online.
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kata_pin.base.config.tree import Config, LiveConfig
-from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.errors import HostError, KataPinError, is_transient
 from kata_pin.base.placement import KubeletState, Node, Note, Placement, Report
@@ -384,7 +384,7 @@ class ExclusiveConflicts:
             NodeEventKind.EXCLUSIVE_CONFLICT,
             "%s exclusive to %s: each waits while another runs there; give all but one of them "
             "other CPUs (`kata-pin explain` says where each claim is known from)",
-            _which(conflict.cpus, "is", "are"),
+            pcpus_are(conflict.cpus),
             names,
             counts=False,
             cpus=str(conflict.cpus),
@@ -399,7 +399,7 @@ class ExclusiveConflicts:
             self._events.report(
                 NodeEventKind.EXCLUSIVE_CONFLICT,
                 "%s no longer exclusive to %s, after %.0f s",
-                _which(CpuSet(numbers), "is", "are"),
+                pcpus_are(CpuSet(numbers)),
                 names,
                 time.monotonic() - min(since[cpu] for cpu in numbers),
                 level=logging.INFO,
@@ -414,7 +414,3 @@ class ExclusiveConflicts:
         named += [f"{more} more"] * bool(more)
         both = "both " if len(named) == 2 else ""
         return f"{both}{', '.join(named[:-1])} and {named[-1]}"
-
-
-def _which(cpus: CpuSet, one: str, several: str) -> str:
-    return f"pCPU {cpus} {one}" if len(cpus) == 1 else f"pCPUs {cpus} {several}"

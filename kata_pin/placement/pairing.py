@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
 from kata_pin.base.placement import Binding, Node, Note, SandboxMask
 from kata_pin.base.sandbox import GuestTopology, Sandbox, Task, Thread, ThreadKey
 from kata_pin.base.settings import Overhead, OverheadKind, PlacementSettings, VcpuMode
@@ -450,9 +450,9 @@ def obstacle(
     places = places_of(binding)
     asked = binding.cpus | binding.overhead
     if asked - online:
-        return f"{_pcpus(asked - online)} not online"
+        return f"{pcpus_are(asked - online)} not online"
     if asked & taken:
-        return f"{_pcpus(asked & taken)} exclusive to another pod"
+        return f"{pcpus_are(asked & taken)} exclusive to another pod"
     found: dict[int | None, list[Thread]] = {}
     for thread in threads:
         vcpu = thread.role.role is ThreadRole.VCPU and thread.role.vcpu in places
@@ -522,7 +522,3 @@ def redirected(binding: Binding | None, others: Iterable[Want]) -> Iterator[Want
             yield want._replace(cpus=binding.overhead, reason=f"overhead {REASON}")
         else:
             yield want
-
-
-def _pcpus(cpus: CpuSet) -> str:
-    return f"pCPU {cpus} is" if len(cpus) == 1 else f"pCPUs {cpus} are"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base import placement
-from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet, pcpus_are
 from kata_pin.base.documents.answers import HistoryDocument, Names, SandboxName
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.documents.pools import Allocation
@@ -100,9 +100,7 @@ def conflict_notes(
             others = [pod for one, pod in named if one != sandbox_id][:NAMED]
             more = len(conflict.sandboxes) - 1 - len(others)
             listed = ", ".join(others) + (f" and {more} more" if more else "")
-            single = len(conflict.cpus) == 1
-            which = f"pCPU {conflict.cpus} is" if single else f"pCPUs {conflict.cpus} are"
-            text = f"exclusive {which} also claimed by {listed}"
+            text = f"exclusive {pcpus_are(conflict.cpus)} also claimed by {listed}"
             note = placement.Note("conflict-exclusive", text, NoteLevel.WARNING)
             found.setdefault(sandbox_id, []).append(note)
     return found

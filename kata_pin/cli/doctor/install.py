@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.base.config.tree import Config
-from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, named_pcpus, union
 from kata_pin.base.documents.state import Row, State
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import Remedy, RowStatus, count, here, listed
@@ -213,7 +213,7 @@ def dra_claims(config: Config) -> Iterator[Row]:
     if not found:
         return
     cpus = union(found.values())
-    text = f"{count(len(found), 'claim')} of {words.named(cpus)}"
+    text = f"{count(len(found), 'claim')} of {named_pcpus(cpus)}"
     try:
         kubelet_state = read_kubelet(config.paths.kubelet_state)
     except KataPinError:  # has a row of its own
@@ -223,7 +223,7 @@ def dra_claims(config: Config) -> Iterator[Row]:
         return
     entries = (cpus for of in kubelet_state.entries.values() for cpus in of.values())
     held = union((*entries, *kubelet_state.pod_entries.values()))
-    both = f"; {words.named(cpus & held)} given by both" if cpus & held else ""
+    both = f"; {named_pcpus(cpus & held)} given by both" if cpus & held else ""
     text += f", beside the kubelet's static policy, which knows nothing of them{both}"
     remedy = "cpuManagerPolicy: none in the kubelet's configuration, or no DRA driver for CPUs here"
     yield Row("DRA claims", "warn", text, remedy)

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Final
 
 from kata_pin.base.config.tree import Config
-from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, named_pcpus, pcpus_are, union
 from kata_pin.base.documents.document import UNWRITTEN, Note
 from kata_pin.base.documents.state import Guest, Network, Row, Sandbox, State, Thread, Vmm
 from kata_pin.base.errors import KataPinError
@@ -129,7 +129,7 @@ def doubles(sandbox: Sandbox, name: str) -> Iterator[Row]:
     ]
     for (first, cpus), (second, others) in combinations(held, 2):
         if both := cpus & others:
-            text = f"{words.are(both)} assigned to {first} and {second}"
+            text = f"{pcpus_are(both)} assigned to {first} and {second}"
             yield Row("kubelet", "warn", text, words.DOUBLE_REMEDY, name)
 
 
@@ -142,7 +142,7 @@ def claimed(sandbox: Sandbox, name: str) -> Iterator[Row]:
     )
     vcpus = sum(thread.role == "vcpu" for thread in sandbox.threads)
     if vcpus < len(held):
-        text = f"{words.named(held)} by DRA claim, and the VM has {count(vcpus, 'vCPU')}"
+        text = f"{named_pcpus(held)} by DRA claim, and the VM has {count(vcpus, 'vCPU')}"
         remedy = "Kata sizes VMs by CPU limits: set those of the containers to their claims' CPUs"
         yield Row("DRA claims", "warn", text, remedy, name)
 

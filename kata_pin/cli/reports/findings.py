@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, named_pcpus, pcpus_are, union
 from kata_pin.base.documents.check import (
     CONFLICT,
     DRIFT,
@@ -53,7 +53,7 @@ def in_words(sandbox: Sandbox, online: CpuSet) -> str:
     if not others:
         return "the cpuset of its cgroup keeps the VMM on them, whatever the VMM does"
     return (
-        f"only affinity keeps the VMM off {words.named(others)}, which its cgroup allows: a hostile"
+        f"only affinity keeps the VMM off {named_pcpus(others)}, which its cgroup allows: a hostile"
         " VMM can change its own affinity"
     )
 
@@ -196,7 +196,7 @@ def _conflicts(sandboxes: Sequence[Sandbox], chosen: Container[str]) -> Iterator
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
     first, second = words.owner(sandbox), words.owner(other)
-    which = words.are(cpus)
+    which = pcpus_are(cpus)
     if cpus <= pcpus.parse(other.exclusive):
         text = f"{which} exclusive to both {first} and {second}"
     else:
@@ -221,7 +221,7 @@ def _double_grants(state: State, about: Container[str] | None) -> Iterator[Findi
             both = pcpus.parse(holder.cpus) & pcpus.parse(grant.exclusive)
             if both and holder.id not in known and (about is None or grant.sandbox in about):
                 text = (
-                    f"{words.are(both)} exclusive to both {grant.pod} (granted by kata-pin) and "
+                    f"{pcpus_are(both)} exclusive to both {grant.pod} (granted by kata-pin) and "
                     f"{holder.pod} ({words.holder_source(holder)})"
                 )
                 yield CONFLICT.found(
@@ -240,7 +240,7 @@ def _orphans(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
             cpus = union(pcpus.parse(thread.affinity) for thread in sandbox.threads)
             text = (
                 f"{words.owner(sandbox)}: its shim has exited, and {vmm.kind} (pid {vmm.pid}) still"
-                f" runs on {words.named(cpus)}: end it once its pod is gone"
+                f" runs on {named_pcpus(cpus)}: end it once its pod is gone"
             )
             yield ORPHAN.found(
                 *(sandbox.id, str(cpus), text),
@@ -301,7 +301,7 @@ def _intruders(
             threads = count(group.last_there, "thread")
             used.append(f"{threads} with {group.there_s:.1f} s ran there last")
         text = (
-            f"{group.name}: {who} may run on exclusive {words.named(pcpus.parse(group.cpus))} "
+            f"{group.name}: {who} may run on exclusive {named_pcpus(pcpus.parse(group.cpus))} "
             f"({count(group.threads, 'thread')}; {', '.join(used)}); {group.remedy}"
         )
         text += f"; run: {group.command}" if group.command else ""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from kata_pin.base.counters import SeenTask
-from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.cpuset import EMPTY, CpuSet, named_pcpus, union
 from kata_pin.base.documents.check import IntruderGroup
 from kata_pin.base.documents.measured import (
     CpuClaim,
@@ -142,7 +142,7 @@ def who(state: State, cpus: CpuSet) -> WhoDocument:
     absent = cpus - pcpus.parse(state.node.present) - online
     if absent:
         hint = f"present pCPUs: {state.node.present}"
-        raise KataPinError(f"no {words.named(absent)} on this node", hint=hint)
+        raise KataPinError(f"no {named_pcpus(absent)} on this node", hint=hint)
     here = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.number in cpus}
     busy = busy_percents(online) if here else {}
     known = _known_threads(state)

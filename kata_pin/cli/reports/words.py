@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from kata_pin.base.cpuset import pcpus_are
 from kata_pin.base.documents.answers import SandboxName
 from kata_pin.base.documents.state import Sandbox
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import HolderSource, Remedy, count, listed
 
 if TYPE_CHECKING:
-    from kata_pin.base.cpuset import CpuSet
     from kata_pin.base.documents.pools import Holder, Push
     from kata_pin.base.documents.state import Guest, Interface, Writer
     from kata_pin.base.placement import DoubleAssignment
@@ -157,22 +157,12 @@ def served_by(found: Interface) -> str:
     return f"vhost {tids}" + (" (inferred)" if inferred else "")
 
 
-def named(cpus: CpuSet) -> str:
-    """Return pCPUs in words, such as `pCPU 4` or `pCPUs 4-7`."""
-    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"
-
-
-def are(cpus: CpuSet) -> str:
-    """Return pCPUs with their verb, such as `pCPU 4 is` or `pCPUs 4-7 are`."""
-    return f"{named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
-
-
 def double_assignment(found: DoubleAssignment) -> str:
     """Return which CPUs the kubelet assigned twice, and to whom."""
     owners = [f"pod {pod}" for pod in found.pods]
     if found.in_default:
         owners.append("the default set")
-    return f"{are(found.cpus)} assigned to {', '.join(owners[:-1])} and {owners[-1]}"
+    return f"{pcpus_are(found.cpus)} assigned to {', '.join(owners[:-1])} and {owners[-1]}"
 
 
 # Which sandboxes are meant: by an id or its start, a pod, a namespace, or by their problems.

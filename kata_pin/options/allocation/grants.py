@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Decision, Grant, Holder, Refusal
-from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.cpuset import EMPTY, CpuSet, pcpus_are, union
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.documents.pools import RefusedRequest
 from kata_pin.base.errors import ParseError, StateError
@@ -284,12 +284,11 @@ def _conflicts(
 
 
 def _conflict(holder: Holder, grant: Grant, cpus: CpuSet) -> str:
-    which = f"pCPU {cpus} is" if len(cpus) == 1 else f"pCPUs {cpus} are"
     vm = " (VM)" if grant.kind is GrantKind.SANDBOX else ""
     owner = f"{grant.request.pod.title} {grant.request.name}".rstrip() + vm
     return (
-        f"{which} granted to {owner}, and exclusive to {holder.title} ({holder.source.text}: "
-        f"{holder.reason}); no CPU is moved: give one of the two other CPUs"
+        f"{pcpus_are(cpus)} granted to {owner}, and exclusive to {holder.title} "
+        f"({holder.source.text}: {holder.reason}); no CPU is moved: give one of the two other CPUs"
     )
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
-from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, named_pcpus, union
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import Sandbox, State
 from kata_pin.base.values import Mode, count
@@ -170,7 +170,7 @@ def _foreign(watch: WatchDocument | None) -> Iterator[Violation]:
         if one.episode_s is not None:
             found.setdefault((one.sandbox, one.pod), []).append(one.cpu)
     for (sandbox, pod), cpus in found.items():
-        text = f"foreign tasks run on exclusive {_pcpus(CpuSet(cpus))}"
+        text = f"foreign tasks run on exclusive {named_pcpus(CpuSet(cpus))}"
         yield Violation("foreign-tasks", clip(pod), clip(sandbox), clip(text))
 
 
@@ -246,10 +246,6 @@ def _listed(cpus: CpuSet, limit: int = MAX_CPUS) -> str:
     """Return a cpu list that the object may hold: whole ranges only, perhaps not all of them."""
     text = str(cpus)
     return text if len(text) <= limit else text[:limit].rpartition(",")[0]
-
-
-def _pcpus(cpus: CpuSet) -> str:
-    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"
 
 
 def _unix(text: str) -> float:
