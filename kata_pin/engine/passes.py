@@ -34,7 +34,6 @@ from kata_pin.engine.rounds import (
     Round,
     after_actions,
     all_restored,
-    crowd_notes,
     obstacle_notes,
     undo_notes,
 )
@@ -266,8 +265,9 @@ class Engine(Struct, frozen=True):
             results=tuple({**early, **results}.values()),
             notes=(
                 *seen.notes,
-                *obstacle_notes(results.values(), backed_off, cache.other_writers, now),
-                *crowd_notes(cache.tasks.left_out),
+                *obstacle_notes(
+                    results.values(), backed_off, cache.other_writers, now, cache.tasks.left_out
+                ),
                 *(undo_notes(seen, free) if act and release else ()),
                 *((note(UNBOUND, why=ended),) if ended else ()),
             ),

@@ -109,8 +109,12 @@ def obstacle_notes(
     backed_off: Collection[ThreadKey],
     others: OtherWriters,
     now: float,
+    left_out: int,
 ) -> Iterator[Note]:
-    """Yield what kept threads from being pinned, one note per kind."""
+    """Yield what kept threads from being pinned, one note per kind.
+
+    `left_out` are those that are not looked at because the sandbox has too many.
+    """
     outcomes = [one.outcome for one in results if not one.is_narrower]
     for outcome, text in _OBSTACLES.items():
         number = outcomes.count(outcome)
@@ -126,6 +130,9 @@ def obstacle_notes(
             f" {max(0.0, others.retry_at() - now):.0f} s"
         )
         yield Note("other-writer", text, NoteLevel.WARNING)
+    if left_out:
+        text = f"too many threads: {count(left_out, 'thread')} not looked at; they keep the"
+        yield Note("crowd", f"{text} affinity of the thread that made them", NoteLevel.WARNING)
 
 
 def undo_notes(seen: Round, free: CpuSet) -> Iterator[Note]:
@@ -155,13 +162,6 @@ def undo_notes(seen: Round, free: CpuSet) -> Iterator[Note]:
         keep = count(len(threads), "thread keeps", "threads keep")
         text = f"{keep} {cpus}, fewer CPUs than their cgroup allows: {reason}"
         yield Note("kept-narrow", text, NoteLevel.WARNING)
-
-
-def crowd_notes(left_out: int) -> Iterator[Note]:
-    """Yield a note about threads that are not looked at because the sandbox has too many."""
-    if left_out:
-        text = f"too many threads: {count(left_out, 'thread')} not looked at; they keep the"
-        yield Note("crowd", f"{text} affinity of the thread that made them", NoteLevel.WARNING)
 
 
 _OBSTACLES: Final = {

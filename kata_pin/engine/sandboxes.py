@@ -115,7 +115,8 @@ class Supervisor:
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
-        self.failures = 0
+        self.has_failed = False
+        """Whether the last pass failed."""
         self.report: Report | None = None
         self.cause = Cause()
         self.threads_only = False
@@ -157,11 +158,6 @@ class Supervisor:
         finally:
             self._awaiting -= 1
         return self.report
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the last pass failed."""
-        return self.failures > 0 and self.report is None
 
     def is_awaited(self) -> bool:
         """Whether a hook or a request waits for a pass."""
@@ -214,14 +210,13 @@ class Supervisor:
         try:
             result = await pass_(self.sandbox_id)
         except Exception as error:  # the fault barrier of one sandbox
-            self.failures += 1
-            self.report = None
+            self.has_failed, self.report = True, None
             why = about(PASS_FAILED, source=", ".join(self.cause.reasons))
             log.error("sandbox %s: pass failed: %s", self.sandbox_id, reason_of(error), extra=why)
             log.debug("sandbox %s: after %s", self.sandbox_id, self.cause.reasons, exc_info=True)
             verdict = PassVerdict.RETRY
         else:
-            self.report = result.report
+            self.has_failed, self.report = False, result.report
             verdict, worked_s = result.verdict, result.worked_s
         self._done = max(self._done, ticket)
         self._finished.set()
@@ -337,15 +332,13 @@ class Sandboxes:
             if entry.cache.vmm is not None
         }
 
-    @property
-    def without_vmm(self) -> list[str]:
-        """The sandboxes whose VMM was not found, or not accepted, by the last pass."""
-        return [one for one, entry in self._entries.items() if entry.cache.vmm is None]
-
-    @property
-    def failed(self) -> list[str]:
-        """The sandboxes whose last pass failed."""
-        return [one for one, entry in self._entries.items() if entry.supervisor.has_failed]
+    def mark_unfinished(self) -> None:
+        """Ask for a pass over those without an accepted VMM, and those whose last pass failed."""
+        for sandbox_id, entry in list(self._entries.items()):
+            if entry.cache.vmm is None:
+                self.mark(sandbox_id, "still without a VMM", event=False)
+            if entry.supervisor.has_failed:
+                self.mark(sandbox_id, "the last pass failed", event=False)
 
     def entry(self, sandbox_id: str) -> SandboxEntry:
         """Return a sandbox's entry; raises KeyError for a sandbox that is not in the table."""

@@ -416,10 +416,7 @@ class FileEvents:
         """Ask for passes if the node changed unnoticed, or the last ones failed; for audits."""
         if self._node.changed():
             self._sandboxes.mark_all(NODE)
-        for sandbox_id in self._sandboxes.without_vmm:
-            self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
-        for sandbox_id in self._sandboxes.failed:
-            self._sandboxes.mark(sandbox_id, "the last pass failed", event=False)
+        self._sandboxes.mark_unfinished()
 
     def rearm(self) -> None:
         """Watch again what a lost event may have hidden; for audits."""

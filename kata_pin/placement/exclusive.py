@@ -74,25 +74,19 @@ def exclusive_pools(mask: SandboxMask, topology: HostTopology, reserve: int) -> 
         taken |= claim.exclusive
         if own:
             pools.append(Pool(claim.container_id, tuple(topology.in_order(own))))
-    left = _without_last(pools, reserve)
     exclusive = [cpu for pool in pools for cpu in pool.cpus]
+    reserved = tuple(exclusive[-reserve:]) if reserve > 0 else ()
+    left = [
+        pool._replace(cpus=tuple(cpu for cpu in pool.cpus if cpu not in reserved)) for pool in pools
+    ]
     return Pools(
         pools=tuple(pool for pool in left if pool.cpus),
         exclusive=len(exclusive),
-        reserved=tuple(exclusive[-reserve:]) if reserve > 0 else (),
+        reserved=reserved,
         emptied=tuple(pool.container_id for pool in left if not pool.cpus),
         overlap=overlap,
         offline=taken - topology.online,
     )
-
-
-def _without_last(pools: Sequence[Pool], count: int) -> list[Pool]:
-    left: list[Pool] = []
-    for pool in reversed(pools):
-        cut = min(max(0, count), len(pool.cpus))
-        count -= cut
-        left.append(pool._replace(cpus=pool.cpus[: len(pool.cpus) - cut]))
-    return left[::-1]
 
 
 def runs(pools: Sequence[Pool], vcpus: int) -> list[Run]:

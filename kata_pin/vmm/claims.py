@@ -221,8 +221,6 @@ def jail_of(
 SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
 """Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
 
-MAX_KNOWN: Final = 4096
-
 
 class Shims:
     """Knows which processes are shims of which sandbox; a shim stays the shim of its sandbox.
@@ -298,8 +296,6 @@ class Shims:
         if host.read_process(pid).key != process.key:
             raise VmmRefused("it exited during the check")
         if not checks.is_young(process):
-            if len(self._known) >= MAX_KNOWN:
-                del self._known[next(iter(self._known))]
             self._known[process.key] = named
         return named
 
