@@ -68,7 +68,7 @@ class Expectation(Struct):
         return found
 
 
-class Found(NamedTuple):
+class AuditResult(NamedTuple):
     """What was found of one sandbox: `shrunk` says whether a cpuset changed."""
 
     moved: list[ThreadKey]
@@ -119,7 +119,7 @@ class Auditor:
         return marked
 
     def _judge(
-        self, sandbox_id: str, cache: SandboxCache, expected: Expectation, found: Found
+        self, sandbox_id: str, cache: SandboxCache, expected: Expectation, found: AuditResult
     ) -> bool:
         """Mark a sandbox if an audit found that something differs."""
         back_off_ended = cache.other_writers.ended(time.monotonic())
@@ -138,7 +138,7 @@ class Auditor:
 
     def _check(
         self, expected: Expectation, cache: SandboxCache, cpusets: CpusetReader | None
-    ) -> Steps[Found]:
+    ) -> Steps[AuditResult]:
         """Compare a sandbox with what is expected: by `cpusets` deeply, or only its affinities."""
         root, findings = self._root, []
         if cpusets is None:
@@ -163,7 +163,7 @@ class Auditor:
         born = sum(len(finding.born) for _, finding in findings)
         gone = sum(len(finding.gone) for _, finding in findings)
         # threads that no pass looks at are not new
-        return Found(moved, 0 if cache.tasks.left_out else born, gone, shrunk)
+        return AuditResult(moved, 0 if cache.tasks.left_out else born, gone, shrunk)
 
     def _is_within(self, key: ThreadKey, placement: Placement | None) -> bool:
         desired = placement.desired.get(key) if placement is not None else None
