@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
@@ -229,75 +228,9 @@ def reserve_size(settings: PlacementSettings) -> int:
     return max((one.reserve for one in every if one.kind is OverheadKind.RESERVE), default=0)
 
 
-class OverheadHome:
-    """The CPUs that each overhead setting means for one sandbox."""
-
-    def __init__(self, mask: SandboxMask, reserved: Sequence[int], node: Node) -> None:
-        """Take a mask that is not None and the reserved exclusive CPUs in order."""
-        self._mask = mask.mask or EMPTY
-        self._shared = mask.shared | mask.overhead_extra
-        self._sandbox = self._mask | mask.overhead_extra
-        self._reserved = reserved
-        self._settings = node.settings
-        self._online = node.topology.online
-        kubelet = node.kubelet
-        self._default = kubelet.default if kubelet is not None and kubelet.static else EMPTY
-        self._live_threads = node.live_threads
-
-    def wants(self, threads: Iterable[Thread]) -> Iterator[Want]:
-        """Yield the want of each thread that is no vCPU and is managed."""
-        for thread in threads:
-            role = thread.role.role
-            setting = setting_for(self._settings, role)
-            if setting.kind is OverheadKind.LEAVE:
-                continue
-            is_main = role is ThreadRole.EMULATOR and thread.key.tid == thread.key.tgid
-            if is_main and not self._live_threads:
-                reason = "main thread: sandbox mask (new threads inherit it; no events report them)"
-                yield Want(thread, self._mask, WantKind.OVERHEAD, reason)
-                continue
-            cpus, reason = self._cpus(setting, thread.task)
-            yield Want(thread, cpus, WantKind.OVERHEAD, reason)
-
-    def surplus(self, thread: Thread) -> Want | None:
-        """Return the want of an unpaired vCPU, None when the setting is `leave`."""
-        setting = setting_for(self._settings, ThreadRole.VCPU)
-        if setting.kind is OverheadKind.LEAVE:
-            return None
-        cpus, reason = self._cpus(setting, thread.task)
-        return Want(thread, cpus, WantKind.SURPLUS, f"unpaired vCPU: {reason}")
-
-    def _cpus(self, setting: Overhead, task: Task) -> tuple[CpuSet, str]:
-        match setting.kind:
-            case OverheadKind.AUTO:
-                return self._auto(task)
-            case OverheadKind.SANDBOX:
-                return self._sandbox, "sandbox mask (overhead: sandbox)"
-            case OverheadKind.HOUSEKEEPING:
-                return self._settings.housekeeping, "housekeeping CPUs (overhead: housekeeping)"
-            case OverheadKind.RESERVE:
-                # [-0:] would be everything
-                cpus = self._reserved[-setting.reserve :] if setting.reserve > 0 else ()
-                return CpuSet(cpus), f"last exclusive CPUs (overhead: {setting})"
-            case _:
-                return setting.cpus, f"configured CPUs (overhead: {setting})"
-
-    def _auto(self, task: Task) -> tuple[CpuSet, str]:
-        if self._shared:
-            return self._shared, "shared CPUs (overhead: auto)"
-        reachable = self._default & self._online
-        if task.cpuset:
-            reachable &= task.cpuset
-        if reachable:
-            return self._default, "kubelet's default set (overhead: auto)"
-        return self._sandbox, "sandbox mask, no shared CPU is reachable (overhead: auto)"
-
-
-# What policy wants for the vCPU threads of a sandbox (D10).
-
-
-class VcpuScene(Struct, frozen=True):
-    """What the vCPU rules depend on beside the threads themselves.
+@dataclass
+class Scene:
+    """What the rules for one sandbox depend on beside the threads themselves; it has a mask.
 
     `unsure` is how many threads of disputed role there are: each may be a vCPU.
     """
@@ -306,9 +239,14 @@ class VcpuScene(Struct, frozen=True):
     node: Node
     mask: SandboxMask
     pools: Pools
-    home: OverheadHome
     kept: Mapping[ThreadKey, int]
     unsure: int = 0
+
+    def __post_init__(self) -> None:
+        kubelet = self.node.kubelet
+        self._shared = self.mask.shared | self.mask.overhead_extra
+        self._whole = (self.mask.mask or EMPTY) | self.mask.overhead_extra
+        self._default = kubelet.default if kubelet is not None and kubelet.static else EMPTY
 
     @property
     def shared_containers(self) -> list[str]:
@@ -320,8 +258,59 @@ class VcpuScene(Struct, frozen=True):
             if one.kind is ContainerKind.CONTAINER and one.id not in having
         ]
 
+    def overhead(self, threads: Iterable[Thread]) -> Iterator[Want]:
+        """Yield the want of each thread that is no vCPU and is managed."""
+        for thread in threads:
+            role = thread.role.role
+            setting = setting_for(self.node.settings, role)
+            if setting.kind is OverheadKind.LEAVE:
+                continue
+            is_main = role is ThreadRole.EMULATOR and thread.key.tid == thread.key.tgid
+            if is_main and not self.node.live_threads:
+                reason = "main thread: sandbox mask (new threads inherit it; no events report them)"
+                yield Want(thread, self.mask.mask or EMPTY, WantKind.OVERHEAD, reason)
+                continue
+            cpus, reason = self._cpus(setting, thread.task)
+            yield Want(thread, cpus, WantKind.OVERHEAD, reason)
 
-def vcpu_wants(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[Note]]:
+    def surplus(self, thread: Thread) -> Want | None:
+        """Return the want of an unpaired vCPU, None when the setting is `leave`."""
+        setting = setting_for(self.node.settings, ThreadRole.VCPU)
+        if setting.kind is OverheadKind.LEAVE:
+            return None
+        cpus, reason = self._cpus(setting, thread.task)
+        return Want(thread, cpus, WantKind.SURPLUS, f"unpaired vCPU: {reason}")
+
+    def _cpus(self, setting: Overhead, task: Task) -> tuple[CpuSet, str]:
+        match setting.kind:
+            case OverheadKind.AUTO:
+                return self._auto(task)
+            case OverheadKind.SANDBOX:
+                return self._whole, "sandbox mask (overhead: sandbox)"
+            case OverheadKind.HOUSEKEEPING:
+                return self.node.settings.housekeeping, "housekeeping CPUs (overhead: housekeeping)"
+            case OverheadKind.RESERVE:
+                # [-0:] would be everything
+                cpus = self.pools.reserved[-setting.reserve :] if setting.reserve > 0 else ()
+                return CpuSet(cpus), f"last exclusive CPUs (overhead: {setting})"
+            case _:
+                return setting.cpus, f"configured CPUs (overhead: {setting})"
+
+    def _auto(self, task: Task) -> tuple[CpuSet, str]:
+        if self._shared:
+            return self._shared, "shared CPUs (overhead: auto)"
+        reachable = self._default & self.node.topology.online
+        if task.cpuset:
+            reachable &= task.cpuset
+        if reachable:
+            return self._default, "kubelet's default set (overhead: auto)"
+        return self._whole, "sandbox mask, no shared CPU is reachable (overhead: auto)"
+
+
+# What policy wants for the vCPU threads of a sandbox (D10).
+
+
+def vcpu_wants(vcpus: Sequence[Thread], scene: Scene) -> tuple[list[Want], list[Note]]:
     """Return the wants of the vCPU threads by the mode of the settings, and the notes.
 
     `vcpus` are vCPU threads whose role no source disputes. A vCPU without a want is not managed.
@@ -335,7 +324,7 @@ def vcpu_wants(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], l
     return _pair(ordered, scene)
 
 
-def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[Note]]:
+def _pair(vcpus: Sequence[Thread], scene: Scene) -> tuple[list[Want], list[Note]]:
     pools = scene.pools
     said = list(_pool_notes(scene))
     unknown = [thread.key.tid for thread in vcpus if thread.role.vcpu is None]
@@ -363,7 +352,7 @@ def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[N
     return wants, said
 
 
-def _paired(vcpus: Sequence[Thread], cut: Sequence[Run], scene: VcpuScene) -> Iterator[Want]:
+def _paired(vcpus: Sequence[Thread], cut: Sequence[Run], scene: Scene) -> Iterator[Want]:
     guest = scene.sandbox.vmm.guest if scene.sandbox.vmm is not None else GuestTopology()
     run_of = Pairing(vcpus, cut, guest, scene.node.topology).match(scene.kept)
     titles = {one.id: one.title for one in scene.sandbox.containers}
@@ -373,26 +362,24 @@ def _paired(vcpus: Sequence[Thread], cut: Sequence[Run], scene: VcpuScene) -> It
         yield Want(thread, run.cpus, WantKind.PAIRED, reason, run.container_id)
 
 
-def _unpaired(
-    vcpus: Sequence[Thread], scene: VcpuScene, *, kept_for_shared: bool
-) -> Iterator[Want]:
+def _unpaired(vcpus: Sequence[Thread], scene: Scene, *, kept_for_shared: bool) -> Iterator[Want]:
     """Yield wants of vCPUs beyond the pairs: overhead's, or the shared CPUs for the one kept."""
     for thread in vcpus:
         if kept_for_shared and scene.mask.shared:
             reason = "serves the containers without exclusive CPUs"
             yield Want(thread, scene.mask.shared, WantKind.SHARED, reason)
             continue
-        want = scene.home.surplus(thread)
+        want = scene.surplus(thread)
         if want is not None:
             yield want
 
 
-def _on_mask(vcpus: Sequence[Thread], scene: VcpuScene, reason: str) -> Iterator[Want]:
+def _on_mask(vcpus: Sequence[Thread], scene: Scene, reason: str) -> Iterator[Want]:
     cpus = scene.mask.mask or EMPTY
     return (Want(thread, cpus, WantKind.FLOAT, reason) for thread in vcpus)
 
 
-def _pool_notes(scene: VcpuScene) -> Iterator[Note]:
+def _pool_notes(scene: Scene) -> Iterator[Note]:
     pools = scene.pools
     if pools.overlap:
         yield notes.note("exclusive-overlap", cpus=pools.overlap)
@@ -410,7 +397,7 @@ def _pool_notes(scene: VcpuScene) -> Iterator[Note]:
         yield notes.note("reserve-takes-container", names=names)
 
 
-def _size_notes(scene: VcpuScene, vcpus: int, beyond: int, shared: Sequence[str]) -> Iterator[Note]:
+def _size_notes(scene: Scene, vcpus: int, beyond: int, shared: Sequence[str]) -> Iterator[Note]:
     exclusive, known = scene.pools.size, notes.VcpuCount(vcpus, scene.unsure, scene.sandbox.vmm)
     if vcpus < exclusive:
         yield notes.note("fewer-vcpus", size=notes.size_text(known, exclusive))

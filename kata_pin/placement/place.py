@@ -28,8 +28,7 @@ from kata_pin.placement.drift import (
 from kata_pin.placement.exclusive import exclusive_pools, held_by_others, unclaimed, without
 from kata_pin.placement.masks import Fit, Want, WantKind, counted, deal, sandbox_mask
 from kata_pin.placement.pairing import (
-    OverheadHome,
-    VcpuScene,
+    Scene,
     around,
     is_unmanaged,
     redirected,
@@ -273,18 +272,19 @@ def place(
     mask = without(whole, taken)
     binding, unbound = _usable(binding, parts, node, taken | beside, yields=yields)
     around_it = mask if binding is None else around(binding, mask)
-    scene = _scene(sandbox, node, around_it, kept=kept or {}, unsure=len(parts.disputed))
+    pools = exclusive_pools(around_it, node.topology, reserve_size(node.settings))
+    scene = Scene(sandbox, node, around_it, pools, kept or {}, len(parts.disputed))
     if yields:
-        wants, said = katas, [_left_to_kata(sandbox, node, kata, alone=not scene.pools.exclusive)]
+        wants, said = katas, [_left_to_kata(sandbox, node, kata, alone=not pools.exclusive)]
     else:
         wants, said = _vcpus(binding, parts.vcpus, scene, mask)
         if kata.mode is not KataPinningMode.OFF:
             said.append(notes.note("kata-may-pin", evidence=kata.evidence, vcpus=parts.vcpu_count))
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
-    wants = list(redirected(binding, [*wants, *disputed, *scene.home.wants(parts.others)]))
+    wants = list(redirected(binding, [*wants, *disputed, *scene.overhead(parts.others)]))
     said += _dispute_notes(disputed)
     yield
-    fits, obstacles = fit(wants, mask, CpuSet(scene.pools.reserved), node.topology.online, taken)
+    fits, obstacles = fit(wants, mask, CpuSet(pools.reserved), node.topology.online, taken)
     yield
     dealt = deal(fits, node.topology)
     said += [*obstacles, *_overlap_notes(dealt), *_notes_on_others(whole, dealt, taken)]
@@ -292,16 +292,8 @@ def place(
     return Placement(sandbox.id, mask, _shared(dealt), tuple(said), binding, unbound)
 
 
-def _scene(
-    sandbox: Sandbox, node: Node, mask: SandboxMask, *, kept: Mapping[ThreadKey, int], unsure: int
-) -> VcpuScene:
-    pools = exclusive_pools(mask, node.topology, reserve_size(node.settings))
-    home = OverheadHome(mask, pools.reserved, node)
-    return VcpuScene(sandbox, node, mask, pools, home, kept, unsure)
-
-
 def _vcpus(
-    binding: Binding | None, vcpus: Sequence[Thread], scene: VcpuScene, mask: SandboxMask
+    binding: Binding | None, vcpus: Sequence[Thread], scene: Scene, mask: SandboxMask
 ) -> tuple[list[Want], list[Note]]:
     """Return the wants of vCPUs: what an administrator named, and the policy's for the others."""
     if binding is None:
