@@ -211,25 +211,21 @@ class ThreadFinder(Struct, frozen=True):
     """Finds every thread that works for a sandbox, with its role: the VMM's own and its helpers'.
 
     What is known of threads and helpers is in the sandbox's cache, and makes finding them
-    cheaper.
-
-    The caller refreshes `index`, the process table that `host` has.
+    cheaper. The caller refreshes the process table that `host` has.
     """
 
-    root: HostRoot
     node: NodeWatch
-    index: ProcessIndex
     host: HostAccess
     kata: KataPaths
     shims: Shims
 
     def find(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> Steps[list[Thread]]:
         """Return the threads, those of the VMM first; raises TaskGone when the VMM is gone."""
-        cpusets = CpusetReader(self.root, self.node.cgroup_mounts)
+        cpusets = CpusetReader(self.host.root, self.node.cgroup_mounts)
         cache.tasks.expire(cache.processes)
         cache.tasks.left_out = 0
         answers, asked = cache.qmp, cache.asked  # later ones may be about younger threads
-        tasks = yield from cache.tasks.read(self.root, vmm.process.pid, cpusets, most=MAX_READ)
+        tasks = yield from cache.tasks.read(self.host.root, vmm.process.pid, cpusets, most=MAX_READ)
         roles = yield from identify(self.host, vmm, tasks, cache.roles, answers, asked=asked)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
         for helper in self._helpers(sandbox_id, vmm, cache):
@@ -240,11 +236,11 @@ class ThreadFinder(Struct, frozen=True):
                 continue
             try:
                 helpers = yield from cache.tasks.read(
-                    self.root, helper.process.pid, cpusets, most=room
+                    self.host.root, helper.process.pid, cpusets, most=room
                 )
             except TaskGone:
                 continue
-            if is_alive(self.root, helper.process):
+            if is_alive(self.host.root, helper.process):
                 threads += [Thread(task, role) for task in helpers]
         return threads
 
@@ -253,7 +249,12 @@ class ThreadFinder(Struct, frozen=True):
         if cache.same_processes and cache.helpers is not None:
             return cache.helpers[1]
         own = cache.roles.keys
-        inputs = (self.index.version, vmm, own, state_stamp(self.root, self.kata, sandbox_id))
+        inputs = (
+            self.host.processes.version,
+            vmm,
+            own,
+            state_stamp(self.host.root, self.kata, sandbox_id),
+        )
         if cache.helpers is None or cache.helpers[0] != inputs:
             cache.helpers = (
                 inputs,
@@ -275,7 +276,7 @@ class ThreadFinder(Struct, frozen=True):
 
     def _tids(self, tgid: int, vmm: Vmm) -> list[int]:
         try:
-            return list_tids(self.root, tgid)
+            return list_tids(self.host.root, tgid)
         except TaskGone:
             if tgid == vmm.process.pid:
                 raise

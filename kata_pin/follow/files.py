@@ -418,10 +418,6 @@ class FileEvents:
             self._sandboxes.mark_all(NODE)
         self._sandboxes.mark_unfinished()
 
-    def rearm(self) -> None:
-        """Watch again what a lost event may have hidden; for audits."""
-        self._watch.rearm()
-
     def _take(self, changes: FileChanges) -> None:
         if changes.everything:
             self._look_at_everything()

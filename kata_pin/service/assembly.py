@@ -256,7 +256,7 @@ class Assembly:
             self._read_processes,
             self.hook_service.take_spool,
             self._file_events.look_at_node,
-            self._file_events.rearm,
+            self._watch.rearm,
             self._file_events.look_around,
         ]
         self.audits = AuditLoop(

@@ -409,7 +409,7 @@ def compose(
     events = NodeEvents(registry)
     options = Options(sandboxes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
-    threads = ThreadFinder(root, node, index, host, kata, finder.shims)
+    threads = ThreadFinder(node, host, kata, finder.shims)
     survey = Survey(index, finder, facts)
     search = VmmSearch(root, index, finder, vmms, survey)
     engine = Engine(

@@ -159,7 +159,7 @@ class RecordedPod:
         finder = VmmFinder(host, paths=paths, executables=executables, before=vmms.of)
         node = cast("NodeWatch", PlayedNode(cgroup_mounts(root), lambda: self.offline))
         search = VmmSearch(root, index, finder, vmms, no_survey())
-        threads = ThreadFinder(root, node, index, host, paths, finder.shims)
+        threads = ThreadFinder(node, host, paths, finder.shims)
         pinning = KataPinningReader(root, paths, BundleReader([]), ())
         self.engine = Engine(
             *(root, node, self.pins, index, threads, search, pinning),

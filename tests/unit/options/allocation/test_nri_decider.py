@@ -49,10 +49,6 @@ CREATE, UPDATE, STOP = (
 class World:
     """A decider over a real registry and allocator; which pods have a VM is played."""
 
-    def _running(self, _known: object) -> Steps[dict[str, int]]:
-        yield
-        return dict.fromkeys(self.kata, QEMU)
-
     def __init__(self, registry: Registry, **settings: Any) -> None:
         self.registry = registry
         self.host = Host()
