@@ -38,7 +38,7 @@ from kata_pin.guest.map import (
     numberings,
     runs_elsewhere,
 )
-from kata_pin.linux.files import HostRoot
+from kata_pin.linux.files import HostRoot, host_errors
 from kata_pin.linux.tasks import run_times
 from kata_pin.peers.agent.client import AgentClient
 from kata_pin.peers.agent.messages import RankTime, parse_cpu_times
@@ -113,10 +113,8 @@ def read_release(root: HostRoot, path: str, vmm: ProcessKey) -> str:
         raise ParseError("not an absolute path", source="-kernel", text=path)
     # when the VMM started, on the clock of file times
     started_s = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - vmm.starttime / _TICKS)
-    try:
+    with host_errors("read", f"kernel image {path}"):
         return _read(root.path(path), started_s)
-    except OSError as error:
-        raise HostError("read", f"kernel image {path}", error.errno or 0) from error
 
 
 def _read(path: str, started_s: float) -> str:

@@ -10,6 +10,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
@@ -20,8 +21,9 @@ from msgspec import Struct
 from kata_pin.base.errors import HostError, KataPinError, NotRead, ParseError, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.values import ThreadRole
-from kata_pin.linux.files import HostRoot
+from kata_pin.linux.files import MAX_MOUNTINFO, HostRoot, read_bytes
 from kata_pin.linux.proc import MAX_CMDLINE, ExeFile, parse_cmdline, parse_exe, status_field
+from kata_pin.linux.process import task_names
 from kata_pin.vmm.kinds import BUILTIN, VmmKind, kind_of, kinds_for
 
 # Checks of what may be a sandbox's VMM or shim, by what the kernel shows of it (D5, D24).
@@ -113,10 +115,7 @@ def is_roots(root: HostRoot, status: Status) -> bool:
 
 def check_runs_vm(root: HostRoot, pid: int, kind: VmmKind) -> None:
     """Refuse a shim without vCPU threads: Go's shims have the same command line."""
-    try:
-        tids = os.listdir(root.proc(pid, "task"))
-    except OSError as error:
-        raise TaskGone("list threads of", f"process {pid}", error.errno or 0) from error
+    tids = task_names(root, pid)
     names = (_read(root.proc(pid, "task", tid, "comm")).rstrip(b"\n") for tid in tids)
     roles = (kind.role_of(name.decode("utf-8", "backslashreplace"), ()) for name in names)
     if not any(one is not None and one.role is ThreadRole.VCPU for one in roles):
@@ -155,7 +154,8 @@ DEFAULT_SHIMS: Final = tuple(f"{folder}/containerd-shim-kata*" for folder in _DI
 """Where they put the shim; kata-deploy's links in /usr/local/bin lead to /opt/kata."""
 
 _COMM_LENGTH: Final = 15
-_MAX_MOUNTINFO: Final = 4 * 1024 * 1024
+_DEVICE: Final = re.compile(rb"^[0-9]+ [0-9]+ ([0-9]+):([0-9]+) ", re.MULTILINE)
+"""The device of a mount in mountinfo."""
 
 
 class Allowlist:
@@ -223,19 +223,13 @@ class Allowlist:
         """
         found: set[int] = set()
         for place in (path, os.path.dirname(path)):
-            try:
+            with suppress(OSError):
                 found.add(self._root.calls.stat(self._root.path(place)).device)
-            except OSError:
-                continue
-        try:
-            with open(self._root.proc("self", "mountinfo"), "rb", buffering=0) as file:
-                lines = file.read(_MAX_MOUNTINFO).split(b"\n")
-        except OSError:
-            return found
-        for line in lines:
-            major, colon, minor = (line.split(b" ", 3) + [b""] * 3)[2].partition(b":")
-            if colon and major.isdigit() and minor.isdigit():
-                found.add(os.makedev(int(major), int(minor)))
+        with suppress(OSError):
+            mounts = read_bytes(self._root.proc("self", "mountinfo"), MAX_MOUNTINFO)
+            found |= {
+                os.makedev(int(major), int(minor)) for major, minor in _DEVICE.findall(mounts)
+            }
         return found
 
 
