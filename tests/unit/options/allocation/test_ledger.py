@@ -1,4 +1,7 @@
-"""What is sent to the runtime, when, and what never is."""
+"""What a runtime has reported, and what is sent to it.
+
+tests/property/test_alloc_ledger.py has what is pending after any answers, pushes and reports.
+"""
 
 from __future__ import annotations
 
@@ -101,63 +104,6 @@ def test_memory_nodes_go_along() -> None:
     assert cpuset_for(replace(OWN, mems=cpus("1")), _state(OWN)) == Cpuset(cpus("6-7"), cpus("1"))
 
 
-def test_what_differs_is_sent_once() -> None:
-    """A container that has another cpuset is updated in the next answer, and in no later one."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(ALL))
-    assert ledger.pending(state) == {"c-web": Cpuset(cpus("0-5"))}
-    assert ledger.updates(state) == (Update("c-web", Cpuset(cpus("0-5"))),)
-    assert ledger.pending(state) == {}
-    assert ledger.updates(state) == ()
-
-
-def test_owners_leave_before_others_come() -> None:
-    """Narrowed cpusets come first; a container without a cpuset had every CPU."""
-    ledger, state = Ledger(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
-    ledger.reported("c-web", Cpuset(cpus("0-3")))
-    ledger.reported("c-db", Cpuset(cpus("4-7")))
-    ledger.reported("c-new", Cpuset())
-    assert [one.container_id for one in ledger.updates(state)] == ["c-db", "c-new", "c-web"]
-
-
-def test_the_container_being_made_is_left_out() -> None:
-    """It may not be in the list of updates: NRI fails the creation."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset())
-    assert ledger.updates(state, but="c-web") == ()
-    assert ledger.pending(state) == {"c-web": Cpuset(cpus("0-5"))}
-
-
-def test_who_the_runtime_does_not_know_is_not_written_to() -> None:
-    """Containers of other runtimes, those that are gone, and those without a grant."""
-    ledger = Ledger()
-    assert ledger.updates(_state(PLAIN)) == ()
-    ledger.reported("c-web", Cpuset())
-    ledger.ended("c-web")
-    ledger.reported("stranger", Cpuset(ALL))
-    assert ledger.updates(_state(PLAIN)) == ()
-    ledger.reported("c-web", Cpuset())
-    ledger.disconnected()
-    assert ledger.updates(_state(PLAIN)) == ()
-
-
-def test_what_the_runtime_tells_is_what_is_there() -> None:
-    """A cpuset that another program changed is pending again."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(cpus("0-5")))
-    assert ledger.updates(state) == ()
-    ledger.reported("c-web", Cpuset(cpus("0-3")))
-    assert [update.cpuset.cpus for update in ledger.updates(state)] == [cpus("0-5")]
-
-
-def test_a_vm_is_widened_before_it_is_narrowed() -> None:
-    """CPUs that a VM leaves stay in its cpuset for one answer, so that its threads move first."""
-    ledger, state = Ledger(), _state(OWN)
-    ledger.reported("c-db", Cpuset(cpus("4-5")))
-    sent = [[update.cpuset.cpus for update in ledger.updates(state)] for _ in range(3)]
-    assert sent == [[cpus("4-7")], [cpus("6-7")], []]
-
-
 def test_a_vm_is_not_widened_by_what_is_offline() -> None:
     """CPUs that went offline cannot be written; what is left online of the old ones stays."""
     online = cpus("0-4,6-7")
@@ -168,17 +114,6 @@ def test_a_vm_is_not_widened_by_what_is_offline() -> None:
     ledger.reported("c-db", Cpuset(cpus("5")))
     sent = [[update.cpuset.cpus for update in ledger.updates(state)] for _ in range(2)]
     assert sent == [[cpus("6-7")], []]
-
-
-def test_a_part_or_more_is_one_step() -> None:
-    """Narrowing and widening alone need no step between, nor does a container without a VM."""
-    for there in ("5-7", "6", ""):
-        ledger = Ledger()
-        ledger.reported("c-db", Cpuset(cpus(there)))
-        assert [one.cpuset.cpus for one in ledger.updates(_state(OWN))] == [cpus("6-7")]
-    ledger = Ledger()
-    ledger.reported("c-web", Cpuset(cpus("6-7")))
-    assert [one.cpuset.cpus for one in ledger.updates(_state(PLAIN))] == [cpus("0-5")]
 
 
 def test_undecided_memory_nodes_do_not_wait() -> None:
@@ -246,39 +181,33 @@ def test_a_container_of_katas_that_does_not_run_yet_is_in_no_cgroup() -> None:
     assert ledger.misplaced(state, lambda _: ("/pods/kata_s-db", ALL)) == ["c-db"]
 
 
-def test_what_is_pushed_is_in_no_answer() -> None:
-    """It stays pending until it is known how it went, and no answer repeats it meanwhile."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(ALL))
-    now = Cpuset(cpus("0-5"))
-    with ledger.pushing("c-web", now):
-        assert ledger.is_pushed("c-web", now)
-        assert not ledger.is_pushed("c-web", Cpuset(ALL))
-        assert ledger.pending(state) == {"c-web": now}
-        assert ledger.updates(state) == ()
-    assert not ledger.is_pushed("c-web", now)
-    assert ledger.pending(state) == {}
+def test_owners_leave_before_others_come() -> None:
+    """Narrowed cpusets come first; a container without a cpuset had every CPU."""
+    ledger, state = Ledger(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
+    ledger.reported("c-web", Cpuset(cpus("0-3")))
+    ledger.reported("c-db", Cpuset(cpus("4-7")))
+    ledger.reported("c-new", Cpuset())
+    assert [one.container_id for one in ledger.updates(state)] == ["c-db", "c-new", "c-web"]
 
 
-def test_a_push_that_failed_is_pending_again() -> None:
-    """The next answer has it."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(ALL))
-    with pytest.raises(KataPinError), ledger.pushing("c-web", Cpuset(cpus("0-5"))):
-        raise KataPinError("no")
-    assert ledger.updates(state) == (Update("c-web", Cpuset(cpus("0-5"))),)
+def test_a_part_or_more_is_one_step() -> None:
+    """Narrowing and widening alone need no step between, nor does a container without a VM."""
+    for there in ("5-7", "6", ""):
+        ledger = Ledger()
+        ledger.reported("c-db", Cpuset(cpus(there)))
+        assert [one.cpuset.cpus for one in ledger.updates(_state(OWN))] == [cpus("6-7")]
+    ledger = Ledger()
+    ledger.reported("c-web", Cpuset(cpus("6-7")))
+    assert [one.cpuset.cpus for one in ledger.updates(_state(PLAIN))] == [cpus("0-5")]
 
 
-@pytest.mark.parametrize("told", ["0-7", "0-3", ""])
-def test_the_runtimes_word_counts_more_than_a_pushs_end(told: str) -> None:
-    """What it reports during a push is what the container has."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(ALL))
-    with ledger.pushing("c-web", Cpuset(cpus("0-5"))):
-        ledger.ended("c-web")
-        if told:
-            ledger.reported("c-web", Cpuset(cpus(told)))
-    assert ledger.pending(state) == ({"c-web": Cpuset(cpus("0-5"))} if told else {})
+def test_one_container_alone() -> None:
+    """The answer to a container's own update can be asked for that container only."""
+    ledger, state = Ledger(), _state(PLAIN, OWN)
+    for name in ("c-web", "c-db"):
+        ledger.reported(name, Cpuset(ALL))
+    assert [one.container_id for one in ledger.updates(state, only="c-db")] == ["c-db"]
+    assert set(ledger.pending(state)) == {"c-web"}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -296,20 +225,6 @@ def test_an_answer_overtakes_a_push(fails: bool) -> None:
     assert ledger.pending(newer) == {"c-web": Cpuset(cpus("0-3"))}
     with ledger.pushing("c-web", Cpuset(cpus("0-3"))):
         pass
-    assert ledger.pending(newer) == {}
-
-
-@pytest.mark.parametrize("last", ["0-3", "0-5", "0-7"])
-def test_an_overtaken_push_of_which_the_runtime_tells(last: str) -> None:
-    """What it reports during the push may be outdated when that ends: it is sent again."""
-    ledger = Ledger()
-    newer = _state(replace(PLAIN, shared=cpus("0-3")))
-    ledger.reported("c-web", Cpuset(ALL))
-    with ledger.pushing("c-web", Cpuset(cpus("0-5"))):
-        ledger.updates(newer)
-        ledger.reported("c-web", Cpuset(cpus(last)))
-    assert ledger.pending(newer) == {"c-web": Cpuset(cpus("0-3"))}
-    ledger.reported("c-web", Cpuset(cpus("0-3")))
     assert ledger.pending(newer) == {}
 
 
@@ -345,34 +260,28 @@ def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
     assert ledger.updates(AllocState()) == ()
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_last_cpuset_outlives_an_earlier_push(told: bool) -> None:
-    """The end of an earlier push, even if the runtime reports it, does not end the restore."""
-    ledger, last = Ledger(), Cpuset(ALL)
-    ledger.reported("c-web", Cpuset(cpus("0-3")))
-    with ledger.pushing("c-web", Cpuset(cpus("0-1"))):
-        ledger.restore("c-web", last)
-        if told:
-            ledger.reported("c-web", Cpuset(cpus("0-1")))
-    assert ledger.pending(AllocState()) == {"c-web": last}
-    with ledger.pushing("c-web", last):
-        pass
-    assert not ledger.is_restoring("c-web")
+def test_who_is_told() -> None:
+    """Until its end, or a disconnection; a container left to another plugin stays so."""
+    known = Ledger()
+    for name in ("a", "b"):
+        known.requested(request(name), "s-1")
+    known.requested(request("c"), "s-2")
+    known.leave_alone("c-b")
+    known.leave_alone("c-unknown")
+    known.requested(request("b", cpus=2), "s-1")
+    assert [one.container_id for one, _, _ in known.requests()] == ["c-a", "c-c"]
+    assert known.of_sandbox("s-1") == ["c-a", "c-b"]
+    known.ended("c-a")
+    assert known.get("c-a") is None
+    known.disconnected()
+    assert list(known.requests()) == []
 
 
-def test_one_container_alone() -> None:
-    """The answer to a container's own update can be asked for that container only."""
-    ledger, state = Ledger(), _state(PLAIN, OWN)
-    for name in ("c-web", "c-db"):
-        ledger.reported(name, Cpuset(ALL))
-    assert [one.container_id for one in ledger.updates(state, only="c-db")] == ["c-db"]
-    assert set(ledger.pending(state)) == {"c-web"}
-
-
-def test_a_push_outlives_a_connection() -> None:
-    """The runtime goes away and comes back while a push ends: its word counts."""
-    ledger, state = Ledger(), _state(PLAIN)
-    ledger.reported("c-web", Cpuset(ALL))
-    with ledger.pushing("c-web", Cpuset(cpus("0-5"))):
-        ledger.disconnected()
-    assert ledger.updates(state) == ()
+def test_a_runtime_that_tells_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers beyond the limit of Synchronize are not recorded; known ones are followed."""
+    monkeypatch.setattr("kata_pin.options.allocation.ledger.MAX_CONTAINERS", 1)
+    known = Ledger()
+    known.requested(request("a"), "s")
+    known.requested(request("b"), "s")
+    known.requested(request("a", cpus=2), "s")
+    assert [one.cpu_millis for one, _, _ in known.requests()] == [2000]

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from kata_pin.base.errors import ParseError
-from kata_pin.peers.nri import messages as nri
-from kata_pin.peers.nri.messages import MAX_CONTAINERS, MAX_PODS, SnapshotParts
+from kata_pin.peers.nri.messages import (
+    MAX_BYTES,
+    MAX_CONTAINERS,
+    MAX_PARTS,
+    MAX_PODS,
+    SYNCHRONIZE_MAX_DEVICES,
+    SnapshotParts,
+)
 from kata_pin.peers.proto import nri_pb2 as pb
 
 
@@ -41,12 +47,11 @@ def test_parts_are_joined() -> None:
     ("pods", "containers"),
     [(MAX_PODS + 1, 0), (0, MAX_CONTAINERS + 1)],
 )
-def test_what_no_node_has(pods: int, containers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_node_has(pods: int, containers: int) -> None:
     """Too many are refused before they are decoded, in one part and in all parts together."""
-    monkeypatch.setattr(nri, "parsed", lambda *_: pytest.fail("it was decoded"))
+    undecodable = b"\x03\x0a\x01\xff"
     with pytest.raises(ParseError, match="NRI Synchronize: more than 4096 pods or 16384 contain"):
-        SnapshotParts().feed(b"\x0a\x00" * pods + b"\x12\x00" * containers)
-    monkeypatch.undo()
+        SnapshotParts().feed((b"\x0a" + undecodable) * pods + (b"\x12" + undecodable) * containers)
     parts = SnapshotParts()
     halves = [
         _part(
@@ -62,15 +67,12 @@ def test_what_no_node_has(pods: int, containers: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("containers", [1, 2])
-def test_devices_are_counted_before_they_are_decoded(
-    containers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_counted(containers: int) -> None:
     """Two bytes of the wire are a device, in one container and in all of a part together."""
-    monkeypatch.setattr(nri, "parsed", lambda *_: pytest.fail("it was decoded"))
-    monkeypatch.setattr(nri, "SYNCHRONIZE_MAX_DEVICES", 100)
-    devices = pb.LinuxContainer(devices=[pb.LinuxDevice()] * (100 // containers + 1))
-    part = _part(containers=[_container(n, linux=devices) for n in range(containers)])
-    with pytest.raises(ParseError, match="more than 100 devices in one part"):
+    device = pb.LinuxContainer(devices=[pb.LinuxDevice()]).SerializeToString()
+    linux = pb.LinuxContainer.FromString(device * (SYNCHRONIZE_MAX_DEVICES // containers + 1))
+    part = _part(containers=[_container(n, linux=linux) for n in range(containers)])
+    with pytest.raises(ParseError, match="more than 200000 devices in one part"):
         SnapshotParts().feed(part)
 
 
@@ -111,10 +113,10 @@ def test_the_wire_types_are_read_as_protobuf_reads_them() -> None:
     assert [one.id for one in whole.pods] == ["p1"]
 
 
-def test_all_parts_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parts_together_are_bounded() -> None:
     """Their number, their bytes, and what is kept of them."""
     parts = SnapshotParts()
-    for _ in range(nri.MAX_PARTS):
+    for _ in range(MAX_PARTS):
         assert parts.feed(_part(more=True)) is None
     with pytest.raises(ParseError, match="more than 256 parts"):
         parts.feed(_part(more=True))
@@ -125,6 +127,5 @@ def test_all_parts_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert parts.feed(many) is None
     with pytest.raises(ParseError, match="names of more than 8388608 characters"):
         parts.feed(many)
-    monkeypatch.setattr(nri, "MAX_BYTES", 100)
-    with pytest.raises(ParseError, match="more than 100 bytes"):
-        SnapshotParts().feed(many)
+    with pytest.raises(ParseError, match="more than 134217728 bytes"):
+        SnapshotParts().feed(bytes(MAX_BYTES + 1))
