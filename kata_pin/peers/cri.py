@@ -191,7 +191,7 @@ class GrpcSocket(Struct, frozen=True):
     """One server; nothing is kept between calls."""
 
     path: str
-    deadline_s: float
+    deadline_s: float = DEADLINE_S
     calls: Calls = DIRECT
 
     @property
@@ -304,17 +304,8 @@ async def _ended(call: _Call) -> None:
 # a tenant may have chosen it. Only the socket shows whether the runtime is there.
 
 
-class CriClient(Struct, frozen=True):
-    """Calls one runtime; nothing is kept between calls."""
-
-    path: str
-    deadline_s: float = DEADLINE_S
-    calls: Calls = DIRECT
-
-    @property
-    def problem(self) -> str:
-        """Why no call can be made at all, empty if calls are possible."""
-        return self._socket.problem
+class CriClient(GrpcSocket, frozen=True):
+    """Calls one runtime."""
 
     async def update(self, container_id: str, cpuset: Cpuset) -> None:
         """Change a container's cpuset; see Updater."""
@@ -327,7 +318,7 @@ class CriClient(Struct, frozen=True):
     async def _called(self, name: str, request: bytes) -> bytes:
         """Make a call and return its answer."""
         try:
-            return await self._socket.call(name, request)
+            return await self.call(name, request)
         except SocketUnusable as error:
             raise RuntimeUnavailable(error.message) from error
         except CallRefused as error:
@@ -336,7 +327,3 @@ class CriClient(Struct, frozen=True):
                 raise ContainerUnknown(text) from error
             slow = error.code == "DEADLINE_EXCEEDED"
             raise UpdateRefused(SLOW.format(self.deadline_s) if slow else error.message) from error
-
-    @property
-    def _socket(self) -> GrpcSocket:
-        return GrpcSocket(self.path, self.deadline_s, self.calls)

@@ -322,7 +322,7 @@ class Allocation(StoredAllocation):
 
         pods: PodsApi | PodList
         if alloc.pods_url.startswith(UNIX):
-            pods = PodsApi(alloc.pods_url.removeprefix(UNIX), self._root.calls)
+            pods = PodsApi(alloc.pods_url.removeprefix(UNIX), calls=self._root.calls)
         else:
             pods = PodList(
                 alloc.pods_url,

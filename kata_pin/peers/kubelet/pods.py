@@ -17,11 +17,10 @@ from kata_pin.base.allocation import ANNOTATIONS, PodSpec
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError, StateError
 from kata_pin.base.json_text import check_bounds, is_name, load_fields
-from kata_pin.peers.cri import CallRefused, GrpcSocket, SocketUnusable
+from kata_pin.peers.cri import DEADLINE_S, CallRefused, GrpcSocket, SocketUnusable
 from kata_pin.peers.http import Hints, HttpAnswer, HttpClient
 from kata_pin.peers.proto import kubelet_pb2
 from kata_pin.peers.ttrpc import parsed
-from kata_pin.rights.calls import DIRECT, Calls
 
 log = logging.getLogger(__name__)
 
@@ -254,8 +253,6 @@ class PodList(HttpClient):
 # The Pods API has running pods with their present annotations, without a token and without TLS; the
 # pod-resources API says which CPUs the CPU manager granted, and which it may grant.
 
-DEADLINE_S: Final = 5.0
-
 _API_HINTS: Final = {
     "UNIMPLEMENTED": "the Pods API is there from Kubernetes 1.37 on",
     "FAILED_PRECONDITION": "the kubelet is starting",
@@ -263,34 +260,32 @@ _API_HINTS: Final = {
 }
 
 
-class PodsApi(Struct, frozen=True):
+class PodsApi(GrpcSocket, frozen=True):
     """The kubelet's Pods API at a socket."""
-
-    path: str
-    calls: Calls = DIRECT
 
     async def read(self) -> Specs:
         """Return what is listed of each pod by uid; raises StateError with the reason."""
-        data = await _asked(self.path, LIST_PODS, self.calls)
+        data = await _asked(self, LIST_PODS)
         pods = await asyncio.to_thread(parse_listed_pods, data)
         for problem in pods.problems:
             log.debug("%s: pod skipped: %s", self.path, problem)
         return pods.specs
 
 
-async def read_pod_resources(path: str, calls: Calls = DIRECT) -> PodResources:
+async def read_pod_resources(path: str) -> PodResources:
     """Return the exclusive CPUs that a kubelet lists; raises StateError, ParseError."""
-    listed = await _asked(path, LIST_RESOURCES, calls)
-    return parse_pod_resources(listed, await _asked(path, ALLOCATABLE, calls))
+    server = GrpcSocket(path)
+    listed = await _asked(server, LIST_RESOURCES)
+    return parse_pod_resources(listed, await _asked(server, ALLOCATABLE))
 
 
-async def _asked(path: str, name: str, calls: Calls) -> bytes:
+async def _asked(server: GrpcSocket, name: str) -> bytes:
     try:
-        return await GrpcSocket(path, DEADLINE_S, calls).call(name, b"")
+        return await server.call(name, b"")
     except SocketUnusable as error:
         raise StateError(error.message) from error
     except CallRefused as error:
         hint = _API_HINTS.get(error.code, "")
         raise StateError(
-            f"{path}: the kubelet refused {name}: {error.message}", hint=hint
+            f"{server.path}: the kubelet refused {name}: {error.message}", hint=hint
         ) from error
