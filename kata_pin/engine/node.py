@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
 from kata_pin.base.documents.answers import NodeEventKind
@@ -202,30 +200,20 @@ class Watched(NamedTuple):
         return self.vcpus + self.others
 
 
-class _Claim(Struct, frozen=True):
-    """What one pass over a sandbox left."""
-
-    report: Report
-    watched: tuple[Watched, ...]
-
-    @classmethod
-    def of(cls, sandbox_id: str, report: Report) -> _Claim:
-        paired: dict[int, list[ThreadKey]] = {}
-        alone: dict[int, list[ThreadKey]] = {}
-        shared = 0
-        for key, (cpus, is_paired) in _places(report).items():
-            if len(cpus) == 1:
-                kind = paired if is_paired else alone
-                kind.setdefault(cpus.first, []).append(key)
-            else:
-                shared |= cpus.bits
-        watched = (
-            Watched(
-                sandbox_id, cpu, tuple(keys), tuple(alone.get(cpu, ())), bool(shared >> cpu & 1)
-            )
-            for cpu, keys in sorted(paired.items())
-        )
-        return cls(report, tuple(watched))
+def _watched(sandbox_id: str, report: Report) -> Iterator[Watched]:
+    """Yield what one pass over a sandbox left."""
+    paired: dict[int, list[ThreadKey]] = {}
+    alone: dict[int, list[ThreadKey]] = {}
+    shared = 0
+    for key, (cpus, is_paired) in _places(report).items():
+        if len(cpus) == 1:
+            kind = paired if is_paired else alone
+            kind.setdefault(cpus.first, []).append(key)
+        else:
+            shared |= cpus.bits
+    for cpu, keys in sorted(paired.items()):
+        others = tuple(alone.get(cpu, ()))
+        yield Watched(sandbox_id, cpu, tuple(keys), others, bool(shared >> cpu & 1))
 
 
 @dataclass
@@ -236,7 +224,7 @@ class PcpuOwners:
     _containers: Callable[[str], tuple[Container, ...]]
 
     def __post_init__(self) -> None:
-        self._known: dict[str, _Claim] = {}
+        self._known: dict[str, tuple[Report, tuple[Watched, ...]]] = {}
 
     def watched(self) -> Iterator[Watched]:
         """Yield the exclusive pCPUs that have a vCPU of their own, unless a pass is under way."""
@@ -246,10 +234,11 @@ class PcpuOwners:
             cache = self._sandboxes.cache(sandbox_id)
             if cache is None or cache.report is None or cache.passing:
                 continue
-            claim = self._known.get(sandbox_id)
-            if claim is None or claim.report is not cache.report:
-                claim = self._known[sandbox_id] = _Claim.of(sandbox_id, cache.report)
-            yield from claim.watched
+            known = self._known.get(sandbox_id)
+            if known is None or known[0] is not cache.report:
+                watched = tuple(_watched(sandbox_id, cache.report))
+                known = self._known[sandbox_id] = cache.report, watched
+            yield from known[1]
 
     def is_passing(self, sandbox_id: str) -> bool:
         """Whether a pass over a sandbox is under way, so that `watched` leaves it out."""

@@ -346,7 +346,9 @@ class Engine(Struct, frozen=True):
     def _binding(self, sandbox_id: str, cache: SandboxCache) -> Binding | None:
         """Return the CPUs that an administrator named, while their time has not ended."""
         binding = cache.trial or self._pins.binding(sandbox_id)
-        return None if binding is None or _expired(binding) else binding
+        until = None if binding is None else binding.until_ns
+        ended = until is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= until
+        return None if ended else binding
 
     def _remember(self, seen: Round, first: FirstMasks) -> None:
         """Store the new pairs, and what a release restores, before anything is pinned."""
@@ -358,22 +360,15 @@ class Engine(Struct, frozen=True):
             self._pins.keep(seen.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
 
-def _expired(binding: Binding) -> bool:
-    until = binding.until_ns
-    return until is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= until
-
-
 def _drifts(
     seen: Round, last: Report | None, backed_off: Collection[ThreadKey]
 ) -> tuple[Drift, ...]:
     """Return what differs; before the first pass only threads that were pinned can have drifted."""
-    if last is None:
-        known = None if seen.first_seen else ()
-        return find_drift(seen.placement, seen.threads, known=known, backed_off=backed_off)
+    known: Collection[ThreadKey] | None = None if seen.first_seen else ()
+    before = None
+    if last is not None:
+        known = {thread.key for thread in last.threads}
+        before = last.placement.desired if last.placement is not None else {}
     return find_drift(
-        seen.placement,
-        seen.threads,
-        known={thread.key for thread in last.threads},
-        before=last.placement.desired if last.placement is not None else {},
-        backed_off=backed_off,
+        seen.placement, seen.threads, known=known, before=before, backed_off=backed_off
     )
