@@ -29,8 +29,6 @@ from kata_pin.records.history import NodeEvents
 log = logging.getLogger(__name__)
 
 
-# The node's facts as each pass needs them, read again only where they may have changed.
-#
 # The topology is read again when online or isolated CPUs change, the kubelet's checkpoint when its
 # file does. DRA claims are read when an event says so, and in audits.
 

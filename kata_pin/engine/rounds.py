@@ -22,8 +22,6 @@ from kata_pin.placement.drift import KataPinning, KataPinningMode, make_plan, na
 from kata_pin.placement.notes import KATA_PINS_VCPUS
 from kata_pin.placement.place import undo
 
-# One round of a pass: what it saw and decided, what it changed, and what kept it from more.
-
 _GONE: Final = frozenset({Outcome.GONE, Outcome.REUSED})
 _NOT_RESTORED: Final = frozenset(
     {Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED, Outcome.UNVERIFIED}

@@ -30,8 +30,6 @@ from kata_pin.records.pins import Pins
 log = logging.getLogger(__name__)
 
 
-# Runs passes one at a time, and those first that a hook or a request waits for.
-#
 # A pass holds the event loop for milliseconds; between any two passes, hooks and the container
 # runtime are answered. A hook or a StartContainer keeps a workload from starting, so its pass goes
 # first, but the pass that has waited longest is not delayed for ever. A long pass pauses after each

@@ -224,11 +224,10 @@ class SandboxCache(Struct):
 # - Go reads `io.katacontainers.enable_vcpus_pinning` (pkg/oci/utils.go), runtime-rs
 #   `io.katacontainers.config.runtime.enable_vcpus_pinning` (kata-types, annotations).
 # - `enable_annotations` of a configuration rules over `io.katacontainers.config.hypervisor.*`
-# alone,
-#   in both runtimes; neither key is one of those, so both always count. What does decide is whether
-#   containerd or CRI-O hand the pod's annotations on, and that shows in config.json. So a
-# config.json
-#   that can be read and lacks the key is an answer; only without it the pod's own count.
+#   alone, in both runtimes; neither key is one of those, so both always count. What does decide is
+#   whether containerd or CRI-O hand the pod's annotations on, and that shows in config.json. So a
+#   config.json that can be read and lacks the key is an answer; only without it the pod's own
+#   count.
 # - A configuration is a sandbox's when it allows its VMM's executable, or is the one that
 #   `io.katacontainers.config_path` names. Several that disagree say nothing.
 

@@ -36,8 +36,6 @@ from kata_pin.rights.calls import DIRECT, Calls
 log = logging.getLogger(__name__)
 
 
-# Changes of the files that say something about containers' CPUs, by inotify.
-#
 # Watched are Kata's state (sbs/<sandbox>/persist.json of the Go runtime, <sandbox>/state.json of
 # runtime-rs, and sandboxes that appear and disappear), the kubelet's checkpoint, and the configured
 # cpusets of the cgroups named by `watch_cpusets`. Kata rewrites persist.json in place, so only the
@@ -282,8 +280,6 @@ def _folders(path: str, calls: Calls) -> Iterator[str]:
         yield from filter(is_id, calls.folders(path))
 
 
-# Acts on changes of the files that decide cpusets: reads them again, and marks sandboxes (D1).
-#
 # A write of a sandbox's Kata state asks for a pass even if nothing in it is new: Kata sets
 # affinities and cpusets of its own then (D13). Nothing depends on events: audits call `look_around`
 # and `rearm`.

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 # closed in any case. The extra monitor socket may be asked at any time. Two read-only queries,
 # nothing else: the one who talks to QEMU is rights/broker/threads.py.
 #
-# A session lives as long as one call. What QEMU answers is a hint: wire.qmp checks its shape, the
-# roles check that the threads are QEMU's own.
+# A session lives as long as one call. What QEMU answers is a hint: peers/qemu.py checks its shape,
+# the roles check that the threads are QEMU's own.
 
 GREETING_S: Final = 0.05
 SESSION_S: Final = 0.12
@@ -134,7 +134,7 @@ def _holds(line: str, path: str) -> bool:
 #
 # Only about threads that KVM and names left unnamed, once for each; those that QEMU does not list
 # then, its monitor's own thread among them, are neither vCPUs nor iothreads. The main socket is
-# Kata's, except during its first hook (hooks.py).
+# Kata's, except during its first hook.
 
 _UNNAMED: Final = frozenset({RoleSource.ORDER, RoleSource.REST})
 
@@ -193,8 +193,6 @@ async def ask_qemu(
         return None
 
 
-# Answers hooks: records, opens QMP's window, waits for the pins (D3, D6).
-#
 # `recorded` is sent after the registry's commit, `pinned` after a pass that began later has read
 # every affinity back.
 

@@ -28,8 +28,6 @@ from kata_pin.guest.map import NOTHING_KNOWN, guest_map
 from kata_pin.peers import qemu
 from kata_pin.placement.masks import counted
 
-# Which guest CPUs each container of a sandbox should use, and the order of the changes (D12).
-#
 # A container with exclusive CPUs gets the guest CPUs of the vCPUs that are paired with them. The
 # others get the vCPUs that no container owns. If nothing is left for a container, or the guest CPU
 # of one of its own vCPUs is not known well enough, it is unrestricted: it must never lose CPUs that

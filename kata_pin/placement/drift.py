@@ -24,8 +24,6 @@ from kata_pin.base.placement import (
 from kata_pin.base.sandbox import Task, Thread, ThreadKey
 from kata_pin.placement.masks import Want, WantKind
 
-# How observed affinities differ from the desired ones, and the actions that end it.
-#
 # Observed is what the kernel shows now, never what was last written (D2).
 #
 # A thread on a part of the CPUs it should have is no drift: it runs where it may. Something else

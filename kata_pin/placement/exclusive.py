@@ -239,8 +239,7 @@ def entries_of_others(containers: Iterable[Container], kubelet: KubeletState | N
 #
 # 1. our own allocator, for the containers it placed;
 # 2. the kubelet's checkpoint, where its policy is static and the container can be matched by pod
-# uid
-#    and container name;
+#    uid and container name;
 # 3. DRA claims for CPUs, where the container's cpuset is exactly that of its claims;
 # 4. the administrator: `always` takes a cpuset that no other container of the sandbox touches as
 #    exclusive, `never` answers no. `never` comes late on purpose: it turns inference off, but does

@@ -237,8 +237,8 @@ def _with_one(one: Fit, cpu: CpuSet) -> Fit:
 # 1. live sources, which report a container's current cpuset: NRI and Kata's persist.json. If both
 #    report one, the one whose value changed last: an update reaches both, unless one missed it.
 # 2. the kubelet's checkpoint, where it gives the container CPUs of its own: they stay while it
-# lives. 3. the configured cpuset of the sandbox's cgroup: Kata keeps the union of the containers'
-# cpusets
+#    lives.
+# 3. the configured cpuset of the sandbox's cgroup: Kata keeps the union of the containers' cpusets
 #    there. It says nothing about a single container, but is exactly the sandbox mask.
 # 4. config.json of the bundle, which updates do not change.
 #
@@ -355,7 +355,7 @@ def _shares(every: Sequence[Container], configured: CpuSet) -> dict[str, CpuSet]
 #
 # A grant takes precedence over the recorded cpuset: a Kata container without a CPU quota never gets
 # its cpuset from us (D14), and one that does may have it a moment later than its threads have their
-# affinity. Pure; an Allotment lives for one pass.
+# affinity. An Allotment lives for one pass.
 
 _VM: Final = "vm:"  # no id has a colon
 

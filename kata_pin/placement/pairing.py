@@ -20,8 +20,6 @@ from kata_pin.placement import notes
 from kata_pin.placement.exclusive import Pools, Run, runs
 from kata_pin.placement.masks import Want, WantKind, counted
 
-# Which vCPU is paired with which run of exclusive CPUs (D10).
-#
 # Claims on a run are considered in this order: a legal pair that exists is kept (by the registry,
 # else by an observed one-CPU mask); a vCPU goes to the host NUMA node that its guest node's memory
 # is bound to; guest thread siblings go to host thread siblings; the vCPUs of a container are

@@ -12,8 +12,6 @@ from msgspec import Struct
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.values import KataRuntime, count
 
-# How many vCPUs Kata gives the VM of a pod, by runtime, version, configuration and pod.
-#
 # Kata's Go runtime and runtime-rs count differently, and both changed over the versions; RULES has
 # a row for each way. What each row says was compared with the answers of Kata's own functions
 # (tests/data/kata-sizing). Arithmetic is in 32-bit floats where Kata's is.

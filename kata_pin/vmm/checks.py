@@ -26,9 +26,7 @@ from kata_pin.linux.proc import MAX_CMDLINE, ExeFile, parse_cmdline, parse_exe, 
 from kata_pin.linux.process import task_names
 from kata_pin.vmm.kinds import BUILTIN, VmmKind, kind_of, kinds_for
 
-# Checks of what may be a sandbox's VMM or shim, by what the kernel shows of it (D5, D24).
-#
-# Nothing here can be chosen by the process itself.
+# Nothing of this section can be chosen by the process itself.
 
 YOUNG_S: Final = 2.0
 """A fork may exec; until a process is so old, nothing that exec changes is remembered."""
