@@ -17,7 +17,7 @@ from kata_pin.base.placement import Cause, PassOutcome, Report, outcome_of
 from kata_pin.base.sandbox import Container
 from kata_pin.base.settings import AllowRule
 from kata_pin.base.values import QuietLevel
-from kata_pin.engine.node import NodeWatch
+from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.options.quiet import keeper, tuner
 from kata_pin.options.quiet.claims import PodFacts
 from kata_pin.options.quiet.keeper import QuietKeeper
@@ -25,6 +25,7 @@ from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableRecord
 from kata_pin.records.database import Database
 from kata_pin.records.history import NodeEvents
+from kata_pin.service.options import Core
 from tests.support import world
 from tests.support.at_once import place
 from tests.support.irqtree import IrqTree
@@ -67,19 +68,20 @@ class QuietNode:
         """Start a daemon: what the former one knew is gone, but for the registry."""
         self.stop()
         node = SimpleNamespace(current=lambda: world.node(self.topology))
-        self.keeper = self._keeper = QuietKeeper(
-            self.tree.host,
-            cast("NodeWatch", node),
-            self.live,
-            store=Tunables(self.database),
+        core = SimpleNamespace(
+            root=self.tree.host,
+            node=node,
+            live=self.live,
+            registry=self.database,
             events=self.events,
-            facts=PodFacts(
-                self._containers,
-                lambda name, _: self.annotations.get(name, {}),
-                lambda _: self.devices,
-            ),
-            is_settled=lambda: True,
+            sandboxes=Sandboxes(),
         )
+        facts = PodFacts(
+            self._containers,
+            lambda name, _: self.annotations.get(name, {}),
+            lambda _: self.devices,
+        )
+        self.keeper = self._keeper = QuietKeeper(cast("Core", core), facts)
         for pod in self.pods:
             self.run_pod(pod, self.pods[pod])
 

@@ -7,20 +7,19 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from kata_pin.base.config.tree import Config, LiveConfig
+from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import EMPTY, HostTopology
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.errors import KataPinError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
 from kata_pin.base.values import count, listed
 from kata_pin.engine.counters import MetricRow, Shown, readings
-from kata_pin.engine.node import NodeWatch
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.interrupts import Interrupt, InterruptTable, default_mask
 from kata_pin.linux.process import vfio_devices
@@ -219,35 +218,24 @@ class _Lines(NamedTuple):
 
 
 class QuietKeeper(Running):
-    """Keeps interrupts and the kernel's own work off quiet pCPUs.
+    """Keeps interrupts and the kernel's own work off quiet pCPUs."""
 
-    `is_settled` returns whether every sandbox has had a pass since the start, or has ended.
-    """
-
-    def __init__(
-        self,
-        root: HostRoot,
-        node: NodeWatch,
-        live: LiveConfig,
-        *,
-        store: Tunables,
-        events: NodeEvents,
-        facts: PodFacts,
-        is_settled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, core: Core, facts: PodFacts) -> None:
         """Raises StateError."""
-        self._is_settled = is_settled
-        self._root = root
-        self._node = node
-        self._live = live
-        self._notices = QuietNotices(root, events)
+        self._root = root = core.root
+        self._node = core.node
+        self._live = live = core.live
+        self._sandboxes = core.sandboxes
+        self._notices = QuietNotices(root, core.events)
         self._claims = QuietClaims(live, facts)
         self._table = InterruptTable(root)
         self._lines = _Lines(-1, (), (), frozenset(), vfio=False)
         self._irqbalance = IrqbalanceProcesses(root)
         self._work = KernelWork(root, live)
         writers: dict[TunableKind, Writer] = dict.fromkeys(TunableKind, TunableFiles(root).write)
-        self._tuner = Tuner(store, writers | {TunableKind.IRQBALANCE: self._irqbalance.write})
+        self._tuner = Tuner(
+            Tunables(core.registry), writers | {TunableKind.IRQBALANCE: self._irqbalance.write}
+        )
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._online = EMPTY
@@ -331,6 +319,11 @@ class QuietKeeper(Running):
                     log.error("quiet pCPUs: %s", reason_of(error))
                     log.debug("quiet pCPUs", exc_info=True)
                 await self._next()
+
+    def _is_settled(self) -> bool:
+        """Whether every sandbox has had a pass since the start, or has ended."""
+        caches = map(self._sandboxes.cache, self._sandboxes.ids)
+        return all(cache is None or cache.report is not None for cache in caches)
 
     async def _follow_irqbalance(self) -> None:
         """Look again whenever irqbalance starts or ends."""
@@ -503,24 +496,10 @@ class QuietKeeper(Running):
 
 def start(core: Core) -> QuietKeeper:
     """Return the option at work; raises StateError."""
-
-    def is_settled() -> bool:
-        caches = map(core.sandboxes.cache, core.sandboxes.ids)
-        return all(cache is None or cache.report is not None for cache in caches)
-
-    return QuietKeeper(
-        core.root,
-        core.node,
-        core.live,
-        store=Tunables(core.registry),
-        events=core.events,
-        facts=PodFacts(
-            core.registry.containers,
-            core.kata_pinning.annotations,
-            partial(vfio_devices, core.root),
-        ),
-        is_settled=is_settled,
+    facts = PodFacts(
+        core.registry.containers, core.kata_pinning.annotations, partial(vfio_devices, core.root)
     )
+    return QuietKeeper(core, facts)
 
 
 METRICS: Final[tuple[MetricRow[QuietStatus], ...]] = (
