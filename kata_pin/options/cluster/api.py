@@ -249,26 +249,21 @@ class Rollout:
 
     async def _insist(self, method: str, body: bytes | None, deadline: float) -> HttpAnswer | None:
         """Return the answer, None for a DaemonSet that is not there; try again for a while."""
+        kind = "" if body is None else STRATEGIC
         while True:
             try:
-                answer = await self._once(method, body)
+                answer = await _asked(self.client, method, self.path, body, kind)
             except (ApiRefused, StateError) as error:
-                lasting = isinstance(error, ApiRefused) and error.status in LASTING
-                after_s = error.after_s if isinstance(error, ApiRefused) else 0.0
+                status, after_s = 0, 0.0
+                if isinstance(error, ApiRefused):
+                    status, after_s = error.status, error.after_s
+                if status == http.client.NOT_FOUND:
+                    return None
                 wait_s = self._backoff.failed(after_s)
-                if lasting or time.monotonic() + wait_s > deadline:
+                if status in LASTING or time.monotonic() + wait_s > deadline:
                     raise
                 self.say(f"{error}; trying again in {wait_s:.0f} s")
                 await asyncio.sleep(wait_s)
             else:
                 self._backoff.succeeded()
                 return answer
-
-    async def _once(self, method: str, body: bytes | None) -> HttpAnswer | None:
-        kind = "" if body is None else STRATEGIC
-        try:
-            return await _asked(self.client, method, self.path, body, kind)
-        except ApiRefused as error:
-            if error.status == http.client.NOT_FOUND:
-                return None
-            raise
