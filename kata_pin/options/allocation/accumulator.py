@@ -144,8 +144,6 @@ def _masks(groups: Mapping[int, CpuSet]) -> Masks:
     return {unit: groups[unit].bits for unit in sorted(groups)}
 
 
-# The topology accumulator: collects CPUs for one request, best fit first.
-#
 # It holds which CPUs are available and taken, and knows the kubelet's order of nodes, packages,
 # caches, cores and CPUs (cpu_assignment.go, KEP-2902, KEP-4800). An Accumulator lives for one
 # request. `take_packed` is the packed algorithm: as few and as full units as possible (kubelet

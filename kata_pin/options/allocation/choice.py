@@ -119,8 +119,6 @@ def _fewest_packages(machine: Machine, chosen: tuple[int, ...], fewest: int) -> 
     return spanned == -(-fewest // nodes_per_package)
 
 
-# Choosing CPUs for a container: what every policy needs, and the kubelet's way to do it.
-#
 # The kubelet takes hinted nodes first, packed or distributed (policy_static.go). A Choice is made
 # once per host and settings.
 

@@ -28,8 +28,6 @@ from kata_pin.base.settings import AllocSettings, Eligibility
 from kata_pin.base.values import CpuClass, NoteLevel
 from kata_pin.options.allocation.accumulator import Machine, Packing
 
-# What a container is to get: its class and its number of CPUs, with the reasons.
-#
 # One rule per policy. A container that may not have its own CPUs, or whose annotation has an
 # unknown value, is treated as `none`, with the reason: it still starts.
 

@@ -50,9 +50,7 @@ def file_text(grant: Grant, topology: HostTopology, guest_cpus: CpuSet | None) -
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
 
-# The environment is set at creation, the file follows changes.
-#
-# Both by setting (`alloc.placement_env`, `alloc.placement_file`). Each container has a folder of
+# The settings are `alloc.placement_env` and `alloc.placement_file`. Each container has a folder of
 # its own, which is mounted into it read-only; the file in it is replaced as a whole. A mounted
 # folder shows the new file, where a mounted file would keep showing the old one. Kata shares the
 # folder with the guest by virtiofs, or copies it once where the VM has no shared filesystem

@@ -23,8 +23,6 @@ from kata_pin.base.placement import KubeletState
 from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import GrantKind, RefusalKind
 
-# What an allocation policy is: one Protocol, for ours and for those of others.
-#
 # A policy is made for one host and one set of settings, and holds no state: each call takes an
 # AllocState and returns a Decision. When the host or the settings change, a new policy is made and
 # `reconcile` called. Other packages provide a Factory by the entry point group GROUP; the daemon

@@ -133,8 +133,6 @@ class Zone(Struct, frozen=True):
     available: int
 
 
-# Objects of the API server: what the reporter writes, and the little that it reads.
-#
 # Written: NodePlacement (kata-pin.io/v1alpha1), Event (events.k8s.io/v1), a Node without a taint,
 # and NodeResourceTopology (topology.node.k8s.io/v1alpha2). Read: the claims of our own service
 # account's token (JWT, RFC 7519; the claim `kubernetes.io` names the node since Kubernetes 1.30),

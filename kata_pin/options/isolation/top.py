@@ -30,8 +30,6 @@ from kata_pin.base.values import NoteLevel, ThreadRole
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.options.isolation.rates import Sampler, SampleRequest, Window
 
-# `top`: what the threads of sandboxes and their exclusive pCPUs do, sample by sample.
-#
 # The state document names the threads; what they do is read here, from files that anybody may read.
 
 REFRESH_S: Final = 10.0

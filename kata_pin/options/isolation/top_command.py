@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from kata_pin.options.isolation.top import Meter
 
 
-# `kata-pin top`.
-
 INTERVAL_S: Final = 2.0
 
 FIRST_S: Final = 0.5

@@ -92,8 +92,6 @@ def _foreign(row: ProvedPcpu) -> list[tuple[RanTask, int]]:
     return proof_rows.by_process(task for task in row.tasks if task.task_class in FOREIGN)
 
 
-# The watch: after each audit, did anybody else have an exclusive pCPU?
-#
 # Cheap and always on: the counters of paired vCPUs and of their pCPUs (placement/proof.py). Those
 # of a sandbox's other threads that are confined to the pCPU are read only while that alone does not
 # say that it is quiet. Where others had a pCPU for more than the setting `isolation.max_foreign`

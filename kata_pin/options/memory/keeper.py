@@ -181,11 +181,6 @@ def choose_node(region: Region, free: Mapping[int, FreeMemory], most: int) -> Ai
     return Aim(node, min(most, room[node]))
 
 
-def pages_in(page_size: int, rate: int, most: int) -> int:
-    """Return how many pages of a size `rate` bytes are, at least one and at most `most`."""
-    return max(1, min(most, rate // page_size))
-
-
 def why_refused(errnos: Mapping[int, int]) -> str:
     """Return why pages were not moved, by how many each errno of move_pages(2) has."""
     if not errnos:
@@ -209,8 +204,6 @@ def _bound_nodes(policy: str, near: CpuSet) -> CpuSet:
     return CpuSet.parse(match[2]) & near if match[1] == "bind" else EMPTY
 
 
-# Moves the memory of sandboxes to the NUMA nodes of their vCPUs, with `memory: migrate`.
-#
 # One sandbox after another, window by window: at most so many bytes per second, and nothing while a
 # hook or a pass waits. What a window moved is in the kernel, so nothing is recorded: after a
 # restart of the daemon the rest is found again. A sandbox whose memory cannot be moved is left
@@ -505,7 +498,7 @@ class MemoryMover(Running):
             self._require_held(sandbox_id, held)
             rate = self._live.now.memory_rate_mib * MIB
             pages = min(MAX_PAGES, (region.end - address) // region.page_size)
-            most = pages_in(region.page_size, rate, pages)
+            most = max(1, min(pages, rate // region.page_size))
             free = {node: free_memory(self._root, node) for node in region.nodes}
             aim = choose_node(region, free, most)
             if aim.problem:

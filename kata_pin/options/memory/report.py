@@ -27,8 +27,6 @@ from kata_pin.linux.memory import MAX_MAPS, nodes_with_memory, parse_numa_maps, 
 if TYPE_CHECKING:
     from kata_pin.cli.doctor.node import Examined
 
-# `show --memory`: on which NUMA nodes sandboxes have their memory, and where their vCPUs are.
-#
 # A cgroup's counters cost nothing. numa_maps of the VMM is more exact and takes the lock of the
 # process's memory map, about 12 ms per GiB of small pages: only for one sandbox that is asked for,
 # by the reads that may hang (Calls.read_slow).

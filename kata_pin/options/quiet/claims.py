@@ -29,8 +29,6 @@ from kata_pin.options.quiet.values import QuietClaim, QuietState, TunableKind
 log = logging.getLogger(__name__)
 
 
-# Which exclusive pCPUs should be quiet, as the last passes left their sandboxes.
-
 _CRIO: str = "/containers/storage/"
 """Part of the bundles' paths of CRI-O."""
 

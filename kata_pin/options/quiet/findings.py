@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.state import Row
@@ -100,7 +101,8 @@ def _managed(firing: Sequence[Firing], claimed: Claimed) -> Row:
         return Row(check, "ok", "none is on an exclusive pCPU")
     active = [one for one in firing if one.per_s]
     shared = [one for one in firing if one.interrupt.mask & claimed.others]
-    text = f"{_count_of(firing)} on exclusive pCPUs, placed permanently by the kernel"
+    which = count(len({one.interrupt.number for one in firing}), "managed interrupt")
+    text = f"{which} on exclusive pCPUs, placed permanently by the kernel"
     if not active and not shared:
         return Row(check, "ok", f"{text}; silent while nothing there submits I/O")
     parts = [f"now active: {_named(active)}"] if active else []
@@ -111,10 +113,6 @@ def _managed(firing: Sequence[Firing], claimed: Claimed) -> Row:
         "threads off exclusive pCPUs (overhead: housekeeping)"
     )
     return Row(check, "warn" if active else "info", f"{text}; {'; '.join(parts)}", remedy)
-
-
-def _count_of(firing: Sequence[Firing]) -> str:
-    return count(len({one.interrupt.number for one in firing}), "managed interrupt")
 
 
 def _named(firing: Sequence[Firing]) -> str:
@@ -412,16 +410,12 @@ def sandbox_findings(
     """
     for one in sandboxes:
         name = one.pod
-        yield _row(_quota(one), name)
+        yield replace(_quota(one), sandbox=name)
         if shared := siblings.get(one.sandbox):
             text = f"shares cores: {'; '.join(shared)}"
             remedy = "give out whole cores: full-pcpus-only of the kubelet, or in alloc.options"
             yield Row("SMT siblings", "warn", text, remedy, name)
-        yield _row(_cookie(one, shared=bool(shared)), name)
-
-
-def _row(found: Row, sandbox: str) -> Row:
-    return Row(found.check, found.status, found.text, found.remedy, sandbox)
+        yield replace(_cookie(one, shared=bool(shared)), sandbox=name)
 
 
 def _quota(one: SandboxFacts) -> Row:

@@ -93,8 +93,6 @@ def parse_setup(data: bytes) -> Setup:
     return Setup(min(int(sleep), MAX_SLEEP_S), parse_mask(banned, _SOURCE))
 
 
-# Other programs that decide where interrupts and tasks run: irqbalance, tuned, CRI-O, partitions.
-#
 # Facts are in irqbalance(1) and its ui socket; tuned-profiles (scheduler plugin, isolated_cores);
 # CRI-O's internal/runtimehandlerhooks; cgroup-v2.rst (cpuset.cpus.partition).
 

@@ -12,8 +12,6 @@ from kata_pin.base.counters import CpuSample
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.linux.interrupts import Interrupt
 
-# What the kernel and other programs do on pCPUs beside running tasks, as it was read.
-
 Value = TypeVar("Value")
 
 
