@@ -65,13 +65,13 @@ class Allocator:
 
     def __init__(self, core: Core, passes: PendingPasses | None, make: Make = make_policy) -> None:
         """`passes` gives a pass to sandboxes that move; None: nothing is decided (offline)."""
-        self._settings = core.live.now.alloc
+        self.settings = core.live.now.alloc
         self.problem = ""
         self.news = AllocNews(core.events)
         self.conflicts = PluginConflicts(core.events)
         self.grants = Grants(AllocStore(core.registry), self.news, passes)
         self.ledger = Ledger(lambda: core.node.current().topology.online)
-        self.placements = PlacementFiles(core.live.now.runtime_dir, self._settings)
+        self.placements = PlacementFiles(core.live.now.runtime_dir, self.settings)
         self.devices = HostDevices(core.root, core.kata_pinning.hot_plug)
         self._node = core.node
         self._make = make
@@ -89,7 +89,7 @@ class Allocator:
     @property
     def on(self) -> bool:
         """Whether the configuration wants an allocator."""
-        return self._settings.on
+        return self.settings.on
 
     @property
     def at_work(self) -> bool:
@@ -100,11 +100,6 @@ class Allocator:
     def guarantee(self) -> Guarantee:
         """Against which containers `exclusive` holds."""
         return Guarantee.NODE if self.ledger.is_connected else Guarantee.SANDBOXES
-
-    @property
-    def policy_name(self) -> str:
-        """The policy's name."""
-        return self._settings.policy
 
     @property
     def state(self) -> AllocState:
@@ -213,10 +208,10 @@ class Allocator:
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
         try:
-            made = self._make(self._settings, topology)
-            settings = self._settings.settings
+            made = self._make(self.settings, topology)
+            settings = self.settings.settings
             self._policy = CheckedPolicy(
-                self._settings.policy, made, topology, settings, self.devices
+                self.settings.policy, made, topology, settings, self.devices
             )
             self.problem = ""
         except KataPinError as error:
@@ -276,7 +271,7 @@ class Allocator:
     def _create(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs and classes, and let it read its placement."""
         decision = self._allocated(policy, request)
-        decision = with_classes(decision, request.container_id, self._settings.settings)
+        decision = with_classes(decision, request.container_id, self.settings.settings)
         topology = self._node.current().topology
         decision = self.placements.announced(decision, request.container_id, topology)
         return self._take(decision, "allocated", request)
@@ -287,7 +282,7 @@ class Allocator:
         if state is self.state:
             return self._first(policy, request)
         decision = policy.change(state, request)
-        if decision.refused is None or not strict(request, self._settings.settings):
+        if decision.refused is None or not strict(request, self.settings.settings):
             return decision
         return Decision(self.state, refused=replace(decision.refused, strict=True))
 

@@ -25,7 +25,6 @@ from kata_pin.base.allocation import (
     DeviceNode,
     RunningContainer,
 )
-from kata_pin.base.config.tree import Nri
 from kata_pin.base.values import ContainerKind, ContainerState
 from kata_pin.follow.reports import NriIntake
 from kata_pin.options.allocation.allocator import Allocator
@@ -45,9 +44,6 @@ from kata_pin.peers.nri.messages import Event, EventKind, Pod, PodContainer, Sna
 from kata_pin.peers.nri.replies import Cpuset, NriAnswer, Update
 from kata_pin.peers.nri.session import CreationRefused
 from kata_pin.records.containers import Registry
-
-LAST: Final = "99"
-"""The last index among NRI's plugins."""
 
 NOTHING: Final = 0
 """The ticket of an event after which nothing is awaited."""
@@ -316,23 +312,3 @@ def _has(container: PodContainer) -> Cpuset:
 def _runs(container: PodContainer) -> bool:
     """Whether a container has, or has had, a process; not all runtimes report its pid."""
     return container.pid > 0 or container.state is not ContainerState.CREATED
-
-
-def nri_decider(
-    recorder: NriIntake, allocator: Allocator, registry: Registry, passes: PendingPasses
-) -> NriDecider | None:
-    """Return the decider, None while kata-pin only observes NRI.
-
-    If the allocator is off, there is one as long as grants of an earlier daemon are to be restored.
-    """
-    if not allocator.on and next(allocator.grants.containers(), None) is None:
-        return None
-    return NriDecider(recorder, allocator, registry, passes)
-
-
-def plugin_index(allocator: Allocator, chosen: str) -> str:
-    """Return our index among NRI's plugins; `chosen` is the setting.
-
-    A plugin that decides is called last unless the setting differs: so it sees what others set.
-    """
-    return LAST if allocator.on and chosen == Nri().index else chosen

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.allocation import ContainerRequest, Grant
 from kata_pin.base.config.alloc import UNIX
-from kata_pin.base.config.tree import NriEnabled
+from kata_pin.base.config.tree import Nri, NriEnabled
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.errors import HostError, KataPinError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
@@ -28,7 +28,7 @@ from kata_pin.engine.counters import Shown, readings
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import PendingPasses
-from kata_pin.options.allocation.nri_decider import nri_decider, plugin_index
+from kata_pin.options.allocation.nri_decider import NriDecider
 from kata_pin.options.allocation.orders import OrdersFile
 from kata_pin.options.allocation.placement_files import file_text
 from kata_pin.options.allocation.push import Pusher, kept_cpusets, restore_cpusets
@@ -39,6 +39,9 @@ from kata_pin.placement.masks import Allotment, allot, nothing_allotted, sandbox
 from kata_pin.service.options import Core, Running, Serving
 
 log = logging.getLogger(__name__)
+
+LAST: Final = "99"
+"""Our index among NRI's plugins if the setting is the default: so it sees what others set."""
 
 GUEST_S: Final = 2.0
 """Longest until a Kata container's file has its guest CPUs."""
@@ -153,10 +156,13 @@ class Allocation(StoredAllocation):
         self._registry = core.registry
         config, plugin = core.live.now, serving.nri
         if plugin is not None:
-            decider = nri_decider(serving.nri_intake, self._allocator, core.registry, self._passes)
-            if decider is not None:
-                plugin.listener = plugin.decider = decider
-            plugin.index = plugin_index(self._allocator, config.nri.index)
+            # without a policy only as long as grants of an earlier daemon are to be restored
+            if config.alloc.on or any(self._allocator.grants.containers()):
+                plugin.listener = plugin.decider = NriDecider(
+                    serving.nri_intake, self._allocator, core.registry, self._passes
+                )
+            if config.alloc.on and config.nri.index == Nri().index:
+                plugin.index = LAST
         cri = config.alloc.cri
         self._cri = CriClient(cri, calls=core.root.calls) if cri else None
         self._pusher = Pusher(

@@ -35,7 +35,7 @@ def allocation_report(
     state = replace(allocator.state, taken=union(one.cpus for one in holders))
     pending = ledger.pending(allocator.effective)
     return pools.Allocation(
-        policy=allocator.policy_name,
+        policy=allocator.settings.policy,
         suspended=allocator.suspended,
         guarantee=allocator.guarantee,
         pools=pools_of(state),

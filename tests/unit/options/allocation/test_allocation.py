@@ -20,15 +20,15 @@ from kata_pin.guest.manager import Guests
 from kata_pin.options.allocation.allocator import Allocator
 from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.ledger import RetryState
-from kata_pin.options.allocation.nri_decider import LAST, plugin_index
-from kata_pin.options.allocation.option import Allocation
+from kata_pin.options.allocation.option import LAST, Allocation
 from kata_pin.options.allocation.push import Pusher
 from kata_pin.options.allocation.report import METRICS, allocation_report
 from kata_pin.peers.cri import CriClient
 from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.records.containers import Registry
+from kata_pin.rights.calls import DIRECT
 from kata_pin.service import offline
-from kata_pin.service.options import Serving, compose
+from kata_pin.service.options import Serving, compose, nri_plugin
 from kata_pin.service.runtime_dir import boot_id
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus, flat
@@ -143,8 +143,15 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
         ("annotation", "50", "50"),
         ("none", Nri().index, Nri().index),
     ):
-        parts = compose(Config(alloc=Alloc(policy=policy)), registry)
-        assert plugin_index(Allocator(parts, None), chosen) == index
+        config = Config(alloc=Alloc(policy=policy), nri=Nri(index=chosen))
+        intake = cast("NriIntake", None)
+        plugin = nri_plugin(config, intake, DIRECT)
+        assert plugin is not None
+        Allocation(
+            compose(config, registry),
+            Serving(cast("Guests", None), plugin, intake, lambda _: None),
+        )
+        assert plugin.index == index
 
 
 def test_what_is_offline_is_not_sent(registry: Registry) -> None:
