@@ -12,7 +12,7 @@ import time
 import tty
 from collections.abc import Sequence
 from contextlib import closing
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
@@ -180,12 +180,7 @@ class Screen:
         self._take()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
