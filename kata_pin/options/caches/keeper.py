@@ -13,18 +13,15 @@ from typing import Any, Final, NamedTuple
 
 from kata_pin.base.allocation import RDT_KEY
 from kata_pin.base.config.alloc import Resctrl
-from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.counters import CacheUse
 from kata_pin.base.documents.state import Cache
 from kata_pin.base.errors import HostError, ParseError, StateError, reason_of
 from kata_pin.base.placement import RELEASED, Note, PassOutcome
-from kata_pin.base.sandbox import Container, Sandbox, Thread
+from kata_pin.base.sandbox import Sandbox, Thread
 from kata_pin.base.settings import AllowRule
 from kata_pin.base.values import NoteLevel, ThreadRole, count
 from kata_pin.engine.counters import MetricRow, Shown, readings
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux import resctrl
-from kata_pin.linux.files import HostRoot
 from kata_pin.records.database import Database
 from kata_pin.rights.broker.protocol import AffinityChange
 from kata_pin.rights.calls import Calls
@@ -142,18 +139,17 @@ class _Held:
     returns: int = 0
 
 
-@dataclass
 class CacheGroups(Running):
     """Observes passes, and finds after each audit what no pass shows."""
 
-    _root: HostRoot
-    _live: LiveConfig
-    _table: CacheGroupTable
-    _sandboxes: Sandboxes
-    _containers: Callable[[str], tuple[Container, ...]]
-    _annotations: Callable[[str, Iterable[Container]], Mapping[str, str]]
-
-    def __post_init__(self) -> None:
+    def __init__(self, core: Core) -> None:
+        """Raises StateError."""
+        self._root = core.root
+        self._live = core.live
+        self._table = CacheGroupTable(core.registry)
+        self._sandboxes = core.sandboxes
+        self._containers = core.registry.containers
+        self._annotations = core.kata_pinning.annotations
         self.held: dict[str, _Held] = {}
         self._full_until = 0.0
         self._reported = ""
@@ -365,14 +361,7 @@ def remove_group(table: CacheGroupTable, calls: Calls, sandbox_id: str, class_na
 
 def start(core: Core) -> CacheGroups:
     """Return the option at work; raises StateError."""
-    return CacheGroups(
-        core.root,
-        core.live,
-        CacheGroupTable(core.registry),
-        core.sandboxes,
-        core.registry.containers,
-        core.kata_pinning.annotations,
-    )
+    return CacheGroups(core)
 
 
 METRICS: Final[tuple[MetricRow[CacheGroups], ...]] = (

@@ -15,14 +15,14 @@ from kata_pin.base.allocation import RDT_KEY
 from kata_pin.base.config.alloc import Resctrl
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.placement import Cause, PassOutcome, Report
-from kata_pin.base.sandbox import Container, Thread
+from kata_pin.base.sandbox import Thread
 from kata_pin.base.settings import AllowRule, ClassRule
 from kata_pin.base.values import ChangeState, ThreadRole
 from kata_pin.engine.sandbox_cache import SandboxCache
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux.files import HostRoot
 from kata_pin.options.caches.keeper import MOST_RETURNS, CacheGroups, CacheGroupTable, remove_group
 from kata_pin.records.containers import Registry
+from kata_pin.service.options import Core
 from tests.support import world
 from tests.support.resctrl_tree import ResctrlCalls, ResctrlTree
 
@@ -43,6 +43,8 @@ class World:
         self.root = HostRoot(str(root), calls=self.calls)
         self.registry = Registry(str(root / "registry"), boot_id="b")
         OPEN.append(self.registry)
+        known = replace(world.shared("c1", None), sandbox_id="pod", pod_namespace="shop")
+        self.registry.adopt(replace(known, handler="kata"))
         self.table = CacheGroupTable(self.registry)
         self.cache = SandboxCache()
         self.annotations: dict[str, str] = {}
@@ -51,20 +53,15 @@ class World:
         self.state: ChangeState = "ok"
 
     def restarted(self) -> CacheGroups:
-        sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
-        self.groups = CacheGroups(
-            self.root,
-            self.live,
-            self.table,
-            cast("Sandboxes", sandboxes),
-            self.containers,
-            lambda *_: self.annotations,
+        core = SimpleNamespace(
+            root=self.root,
+            live=self.live,
+            registry=self.registry,
+            sandboxes=SimpleNamespace(ids=["pod"], cache=lambda _: self.cache),
+            kata_pinning=SimpleNamespace(annotations=lambda *_: self.annotations),
         )
+        self.groups = CacheGroups(cast("Core", core))
         return self.groups
-
-    @staticmethod
-    def containers(sandbox_id: str) -> tuple[Container, ...]:
-        return (replace(world.shared("c1", None), pod_namespace="shop", handler="kata"),)
 
     def outcome(self, *tids: int, sandbox: str = "pod") -> PassOutcome:
         threads = tuple(_thread(tid) for tid in tids or TIDS)
