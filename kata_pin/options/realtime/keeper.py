@@ -6,26 +6,19 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from dataclasses import field as dataclasses_field
 from errno import EACCES, EPERM, ESRCH, ESTALE
 from typing import Any, Final
 
 from msgspec import Struct, field
 
-from kata_pin.base.config.tree import LiveConfig
 from kata_pin.base.counters import FIFO, RtNode, Scheduling
 from kata_pin.base.errors import KataPinError, reason_of
 from kata_pin.base.placement import RELEASED, Note, PassOutcome, Placement, Report
 from kata_pin.base.sandbox import Thread, ThreadKey
 from kata_pin.base.values import NoteLevel, ThreadRole
-from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.linux.affinity import rt_node, scheduling
-from kata_pin.linux.files import HostRoot
-from kata_pin.linux.process import ProcessIndex
 from kata_pin.records.database import Database
 from kata_pin.rights.broker.protocol import AffinityChange
-from kata_pin.rights.calls import Calls
 from kata_pin.service.options import Core, Running
 
 log = logging.getLogger(__name__)
@@ -164,18 +157,19 @@ _WHY: Final = {
 }
 
 
-@dataclass
 class RealtimeVcpus(Running):
     """Observes passes, and checks the conditions again after each audit."""
 
-    _root: HostRoot
-    _live: LiveConfig
-    _table: RtThreads
-    _sandboxes: Sandboxes
-    _index: ProcessIndex
-    _managed: set[str] = dataclasses_field(default_factory=set)
-    _refusals: dict[str, tuple[str, ...]] = dataclasses_field(default_factory=dict)
-    _given: dict[str, int] = dataclasses_field(default_factory=dict)
+    def __init__(self, core: Core) -> None:
+        """Raises StateError."""
+        self._root = core.root
+        self._live = core.live
+        self._table = RtThreads(core.registry)
+        self._sandboxes = core.sandboxes
+        self._index = core.index
+        self._managed: set[str] = set()
+        self._refusals: dict[str, tuple[str, ...]] = {}
+        self._given: dict[str, int] = {}
 
     def passed(self, outcome: PassOutcome) -> None:
         """Set the classes that a pass makes possible, restore those that it ends."""
@@ -232,9 +226,8 @@ class RealtimeVcpus(Running):
             choice = choose(report.threads, report.placement, priority, node)
         refusals = list(choice.refusals)
         try:
-            refusals += restore(
-                self._root, self._table, {k: v for k, v in first.items() if k not in choice.threads}
-            )
+            others = {key: was for key, was in first.items() if key not in choice.threads}
+            refusals += self._restore(others)
             refusals += self._give(sandbox_id, choice.threads, Scheduling(FIFO, priority))
         except (OSError, KataPinError) as error:
             refusals.append(reason_of(error))
@@ -254,48 +247,43 @@ class RealtimeVcpus(Running):
             if now is not None and now[:2] != wanted[:2]:
                 self._table.keep(sandbox_id, key, now)
                 todo.append(key)
-        yield from _changed(self._root.calls, todo, wanted, self._root.proc())
+        yield from self._change(todo, wanted)
+
+    def _restore(self, first: Mapping[ThreadKey, Scheduling]) -> Iterator[str]:
+        """Give threads their first class, unless somebody else changed it; yield what fails."""
+        by_class: dict[Scheduling, list[ThreadKey]] = defaultdict(list)
+        for key, was in first.items():
+            now = scheduling(self._root, key)
+            if now is None or now.policy != FIFO or now[:2] == was[:2]:
+                self._table.forget(key)
+            else:
+                by_class[was._replace(starttime=0)].append(key)
+        for was, keys in by_class.items():
+            yield from self._change(keys, was)
+            for key in keys:
+                now = scheduling(self._root, key)
+                if now is None or now[:2] == was[:2]:
+                    self._table.forget(key)
+
+    def _change(self, keys: Iterable[ThreadKey], wanted: Scheduling) -> Iterator[str]:
+        changes = [AffinityChange(*key, 0, frozenset()) for key in keys]
+        if not changes:
+            return
+        done = self._root.calls.set_classes(
+            changes, wanted.policy, wanted.priority, self._root.proc()
+        )
+        failed = {one.errno for one in done if one.errno and one.errno not in _GONE}
+        for number in sorted(failed):
+            yield f"{wanted.text}: {_WHY.get(number, os.strerror(number))}"
 
     async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
         """Restore classes; what cannot be restored is for the next daemon."""
         for sandbox_id in self._table.sandboxes():
             if ids is None or sandbox_id in ids:
-                list(restore(self._root, self._table, self._table.of(sandbox_id)))
+                list(self._restore(self._table.of(sandbox_id)))
         return {}
-
-
-def restore(
-    root: HostRoot, table: RtThreads, first: Mapping[ThreadKey, Scheduling]
-) -> Iterator[str]:
-    """Give threads their first class back, unless somebody else changed it; yield what fails."""
-    by_class: dict[Scheduling, list[ThreadKey]] = defaultdict(list)
-    for key, was in first.items():
-        now = scheduling(root, key)
-        if now is None or now.policy != FIFO or now[:2] == was[:2]:
-            table.forget(key)
-        else:
-            by_class[was._replace(starttime=0)].append(key)
-    for was, keys in by_class.items():
-        yield from _changed(root.calls, keys, was, root.proc())
-        for key in keys:
-            now = scheduling(root, key)
-            if now is None or now[:2] == was[:2]:
-                table.forget(key)
-
-
-def _changed(
-    calls: Calls, keys: Iterable[ThreadKey], wanted: Scheduling, proc: str
-) -> Iterator[str]:
-    changes = [AffinityChange(*key, 0, frozenset()) for key in keys]
-    if not changes:
-        return
-    done = calls.set_classes(changes, wanted.policy, wanted.priority, proc)
-    failed = {one.errno for one in done if one.errno and one.errno not in _GONE}
-    for number in sorted(failed):
-        yield f"{wanted.text}: {_WHY.get(number, os.strerror(number))}"
 
 
 def start(core: Core) -> RealtimeVcpus:
     """Return the option at work; raises StateError."""
-    table = RtThreads(core.registry)
-    return RealtimeVcpus(core.root, core.live, table, core.sandboxes, core.index)
+    return RealtimeVcpus(core)

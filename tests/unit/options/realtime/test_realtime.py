@@ -100,10 +100,16 @@ class Looking(RealtimeVcpus):
 
 
 def looking(cache: SimpleNamespace) -> Looking:
-    sandboxes: Any = SimpleNamespace(ids=["pod"], cache=lambda _: cache)
-    unused: Any = None
-    live = LiveConfig(replace(Config(), rt=Rt("fifo:1")))
-    return Looking(unused, live, unused, sandboxes, unused, {"pod"})
+    core: Any = SimpleNamespace(
+        root=None,
+        live=LiveConfig(replace(Config(), rt=Rt("fifo:1"))),
+        registry=SimpleNamespace(run=lambda _: None),
+        sandboxes=SimpleNamespace(ids=["pod"], cache=lambda _: cache),
+        index=None,
+    )
+    keeper = Looking(core)
+    keeper._managed.add("pod")
+    return keeper
 
 
 def test_a_look_waits_for_the_pass_that_runs() -> None:
