@@ -15,8 +15,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.linux.files import HOST
 from kata_pin.linux.interrupts import read_interrupts
 from kata_pin.options.quiet.kernel_work import IrqbalanceProcesses
-from kata_pin.options.quiet.tuner import Write
-from kata_pin.options.quiet.values import Observed
+from kata_pin.options.quiet.values import Observed, TunableRecord
 from kata_pin.rights.broker.tunables import TunableWrite
 from kata_pin.rights.calls import DIRECT
 from tests.support.waiting import wait_for
@@ -94,7 +93,7 @@ def test_irqbalance_keeps_clear_what_it_is_told(balancer: subprocess.Popen[bytes
     wanted = str(CpuSet.parse(first.value) | CpuSet({last}))
 
     def tell(value: str) -> None:
-        [done] = asyncio.run(client.write([Write(first.key, value, first.value)]))
+        [done] = asyncio.run(client.write([TunableRecord(first.key, "", first.value, value)]))
         assert done.errno == 0
 
     def has(value: str) -> bool:

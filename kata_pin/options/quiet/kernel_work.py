@@ -35,7 +35,7 @@ from kata_pin.options.quiet.read import (
     read_queues,
 )
 from kata_pin.options.quiet.services import MAX_BYTES, Setup, cpu_list, mask, parse_setup
-from kata_pin.options.quiet.tuner import Write, Written
+from kata_pin.options.quiet.tuner import Written
 from kata_pin.options.quiet.values import (
     NO_CPU,
     FrequencyPolicy,
@@ -46,6 +46,7 @@ from kata_pin.options.quiet.values import (
     QuietState,
     TunableKey,
     TunableKind,
+    TunableRecord,
     Unknown,
 )
 from kata_pin.rights.broker.tunables import (
@@ -116,7 +117,7 @@ class IrqbalanceProcesses:
             self._unanswered.pop(gone).close()
         return found
 
-    async def write(self, writes: Sequence[Write]) -> list[Written]:
+    async def write(self, writes: Sequence[TunableRecord]) -> list[Written]:
         """Tell each which pCPUs to keep clear; what comes of it shows later."""
         return [await self._tell(one) for one in writes]
 
@@ -163,11 +164,11 @@ class IrqbalanceProcesses:
         end.close()
         return parse_setup(answer)
 
-    async def _tell(self, one: Write) -> Written:
+    async def _tell(self, one: TunableRecord) -> Written:
         """Send a list; the first time that the first one is given back, its own configuration."""
         name = one.key.name
-        own = one.value == one.first and name not in self._given_back
-        banned = "" if own else one.value
+        own = one.written == one.first and name not in self._given_back
+        banned = "" if own else one.written
         (self._given_back.add if own else self._given_back.discard)(name)
         try:
             end: socket.socket = self._root.calls.ask_irqbalance(int(name), banned)
@@ -175,7 +176,7 @@ class IrqbalanceProcesses:
             return Written(ENOENT if _is_gone(error) else error.errno or EINVAL)
         end.close()
         until = time.monotonic() + ROUNDS * self._sleep_s.get(name, 10) + 2
-        self._sent[name] = one.value, until
+        self._sent[name] = one.written, until
         return Written(0)
 
 
@@ -200,7 +201,7 @@ class TunableFiles:
     def __init__(self, root: HostRoot) -> None:
         self._root = root
 
-    async def write(self, writes: Sequence[Write]) -> list[Written]:
+    async def write(self, writes: Sequence[TunableRecord]) -> list[Written]:
         """Write values; ENOENT for what is not there any more."""
         root = self._root
         prefix = "" if root.live else root.path("").rstrip("/")
@@ -218,8 +219,8 @@ class TunableFiles:
         return done
 
 
-def _request(one: Write) -> TunableWrite:
-    value = one.value
+def _request(one: TunableRecord) -> TunableWrite:
+    value = one.written
     if one.key.kind in _MASKS:
         value = (CpuSet() if value == NO_CPU else CpuSet.parse(value)).hex_mask()
     return TunableWrite(one.key.kind.value, one.key.name, value)

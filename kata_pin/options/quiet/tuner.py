@@ -155,14 +155,6 @@ _NOT_SERVED: Final = "not writable until a restart with a level of `quiet` that 
 """The broker serves what belongs to the level that the daemon started with."""
 
 
-class Write(NamedTuple):
-    """A value to write; `first` is what the tunable had before kata-pin changed it."""
-
-    key: TunableKey
-    value: str
-    first: str
-
-
 class Written(NamedTuple):
     """What became of a write: its errno, and the value that is there now; None if not known yet."""
 
@@ -170,8 +162,8 @@ class Written(NamedTuple):
     value: str | None = None
 
 
-Writer = Callable[[Sequence[Write]], Awaitable[Sequence[Written]]]
-"""Makes the writes of one kind."""
+Writer = Callable[[Sequence[TunableRecord]], Awaitable[Sequence[Written]]]
+"""Makes the writes of one kind: each record's `written`."""
 
 
 @dataclass
@@ -333,8 +325,7 @@ class Tuner:
             self._store.keep(chosen)
             before = {one.key: self._records.get(one.key) for one in chosen}
             self._records |= {one.key: one for one in chosen}
-            writes = [Write(one.key, one.written, one.first) for one in chosen]
-            answers = await self._writers[kind](writes)
+            answers = await self._writers[kind](chosen)
             self._no_rights.discard(kind)
             for record, answer in zip(chosen, answers, strict=True):
                 if answer.errno:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.options.quiet.tuner import Tunables, Tuner, Write, Written
-from kata_pin.options.quiet.values import Exactly, Observed, TunableKey, TunableKind
+from kata_pin.options.quiet.tuner import Tunables, Tuner, Written
+from kata_pin.options.quiet.values import Exactly, Observed, TunableKey, TunableKind, TunableRecord
 from kata_pin.records.database import Database
 
 KEY = TunableKey(TunableKind.GOVERNOR, "0")
@@ -25,10 +25,10 @@ class Governor:
         self.stuck = False
         self.tuner = Tuner(Tunables(database), {KEY.kind: self._write})
 
-    async def _write(self, writes: Sequence[Write]) -> Sequence[Written]:
+    async def _write(self, writes: Sequence[TunableRecord]) -> Sequence[Written]:
         for one in writes:
             if not self.refusal and not self.stuck:
-                self.value = one.value
+                self.value = one.written
         return [Written(self.refusal, self.value) for _ in writes]
 
     def now(self) -> list[Observed]:
