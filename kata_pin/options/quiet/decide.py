@@ -18,7 +18,6 @@ from kata_pin.options.quiet.values import (
     Exactly,
     FrequencyPolicy,
     Goal,
-    Include,
     KeepOff,
     Observed,
     PowerGoals,
@@ -242,18 +241,6 @@ def first_mask(topology: HostTopology, default: TunableRecord, born: Interrupt) 
 
     narrowed, first = initial(default.written), initial(default.first)
     return str(first) if born.mask == narrowed != first and not born.managed else ""
-
-
-def default_mask_goal(topology: HostTopology, state: QuietState) -> Goal | None:
-    """Return how the mask of new interrupts must be; CRI-O's pCPUs are its own business."""
-    off = state.quiet - state.crio
-    return KeepOff(off, topology.online, (state.housekeeping,)) if off else None
-
-
-def irqbalance_goal(state: QuietState) -> Goal | None:
-    """Return which pCPUs irqbalance must keep clear."""
-    banned = state.quiet - state.crio
-    return Include(banned) if banned else None
 
 
 # Which interrupts disturb exclusive pCPUs, from two readings of the counters.

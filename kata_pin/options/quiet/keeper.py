@@ -33,10 +33,8 @@ from kata_pin.options.quiet.claims import (
     quiet_sandbox,
 )
 from kata_pin.options.quiet.decide import (
-    default_mask_goal,
     first_mask,
     interrupt_goals,
-    irqbalance_goal,
     quiet_state,
 )
 from kata_pin.options.quiet.findings import NAMED
@@ -54,6 +52,8 @@ from kata_pin.options.quiet.values import (
     LASTING,
     Crio,
     Goal,
+    Include,
+    KeepOff,
     Observed,
     QuietClaim,
     QuietState,
@@ -420,12 +420,10 @@ class QuietKeeper(Running):
     ) -> Mapping[TunableKey, Goal]:
         topology, state, claims, config = desired
         goals: dict[TunableKey, Goal] = {}
-        ban = irqbalance_goal(state)
-        if ban is not None:
-            goals |= {one.key: ban for one in banned}
-        default = default_mask_goal(topology, state)
-        if default is not None:
-            goals[_DEFAULT] = default
+        off = state.quiet - state.crio  # CRI-O sets both for its pCPUs itself
+        if off:
+            goals |= {one.key: Include(off) for one in banned}
+            goals[_DEFAULT] = KeepOff(off, topology.online, (state.housekeeping,))
         goals |= interrupt_goals(topology, state, lines.interrupts, claims, config.quiet_vfio)
         goals |= self._work.goals(topology, state, claims, more)
         return goals
