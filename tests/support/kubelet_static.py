@@ -85,7 +85,7 @@ class KubeletStatic:
     def start(self, state: StaticState) -> StaticState:
         """Return the state to begin with: the one found, or a first one in place of an empty one.
 
-        Raises AllocError (INVALID_STATE) when it can not be of this host and these settings.
+        Raises AllocError when it can not be of this host and these settings.
         """
         if not state.shared:
             if state.assignments:
@@ -228,6 +228,4 @@ def _reusable_after(
 
 
 def _invalid(message: str) -> AllocError:
-    return AllocError(
-        AllocFailure.INVALID_STATE, message, hint="drain the node and remove the state"
-    )
+    return AllocError(AllocFailure.FAILED, f"{message}: drain the node and remove the state")

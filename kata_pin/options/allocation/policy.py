@@ -108,7 +108,6 @@ class AllocFailure(StrEnum):
     FAILED = "failed-to-allocate"
     SMT_ALIGNMENT = "smt-alignment"
     TOPOLOGY_AFFINITY = "topology-affinity"
-    INVALID_STATE = "invalid-state"
     SHARED_MINIMUM = "shared-minimum"
 
 
@@ -122,8 +121,8 @@ _REFUSALS: Final = {
 class AllocError(KataPinError):
     """CPUs could not be given, and nothing was recorded; `failure` is the kind."""
 
-    def __init__(self, failure: AllocFailure, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, failure: AllocFailure, message: str) -> None:
+        super().__init__(message)
         self.failure = failure
 
     def refusal(self, *, strict: bool) -> Refusal:
