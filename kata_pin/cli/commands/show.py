@@ -111,12 +111,11 @@ def _read(state: State, view: str, *, exact: bool) -> State | MemoryDocument:
         return with_activity(with_network(state))
     from kata_pin.base.config.options import function_of
 
-    found: State | MemoryDocument
     if view == "memory":
+        found: MemoryDocument
         found = function_of("kata_pin.options.memory.report:memory")(state, exact=exact)
-    else:
-        found = function_of("kata_pin.options.quiet.disturbance:with_quiet")(state)
-    return found
+        return found
+    return replace(state, quiet=function_of("kata_pin.options.quiet.disturbance:read_quiet")(state))
 
 
 def _found(

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.state import (
     Quiet,
@@ -39,20 +37,13 @@ MEASURED_S: Final = 1.0
 """How long interrupts are counted."""
 
 
-def with_quiet(
-    state: State, root: HostRoot = HOST, sleep: Callable[[float], None] = time.sleep
-) -> State:
-    """Return the state with what disturbs its exclusive pCPUs; it takes a second if there are any.
-
-    `sleep` passes the time between two readings of the counters.
-    """
-    return replace(state, quiet=read_quiet(state, root, sleep))
-
-
 def read_quiet(
     state: State, root: HostRoot = HOST, sleep: Callable[[float], None] = time.sleep
 ) -> Quiet:
-    """Return what disturbs the exclusive pCPUs of a state; never raises."""
+    """Return what disturbs the exclusive pCPUs of a state, counted for a second; never raises.
+
+    `sleep` passes the time between two readings of the counters.
+    """
     owned = {one.cpu: one for one in owners.owners(state)}
     online = pcpus.parse(state.node.online)
     exclusive = CpuSet(owned) & online

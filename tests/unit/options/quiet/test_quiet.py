@@ -12,7 +12,7 @@ from kata_pin.base.documents.state import State
 from kata_pin.base.values import QuietLevel
 from kata_pin.cli.doctor.node import Examined
 from kata_pin.linux.files import HostRoot
-from kata_pin.options.quiet.disturbance import prerequisites, read_quiet, with_quiet
+from kata_pin.options.quiet.disturbance import prerequisites, read_quiet
 from kata_pin.service.protocol import decode, encode
 from tests.support.quiethost import QuietHost
 from tests.unit.cli import documents as docs
@@ -30,7 +30,8 @@ def _state() -> State:
 def test_a_busy_host(tmp_path: Path) -> None:
     """Rates come from two readings, each pCPU has its own, and the document can be sent."""
     node = QuietHost(tmp_path, **SMALL, more={})
-    found = with_quiet(_state(), node.host, lambda _: node.fire(700))
+    state = _state()
+    found = replace(state, quiet=read_quiet(state, node.host, lambda _: node.fire(700)))
     assert found.quiet is not None
     four, five = found.quiet.cpus
     assert (four.cpu, four.owner, five.cpu) == (4, "shop/db", 5)
