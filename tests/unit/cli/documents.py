@@ -16,7 +16,7 @@ from kata_pin.base.documents.answers import (
     Explanation,
     HistoryDocument,
 )
-from kata_pin.base.documents.check import IntruderGroup
+from kata_pin.base.documents.check import CheckDocument, IntruderGroup
 from kata_pin.base.documents.document import Daemon, Metrics, Note, Nri
 from kata_pin.base.documents.measured import (
     HostProcess,
@@ -48,6 +48,7 @@ from kata_pin.base.documents.state import (
     Writer,
 )
 from kata_pin.base.values import CpusetSource, LinkState, NoteLevel
+from kata_pin.cli.reports.findings import could_not_tell
 from kata_pin.cli.reports.who import Intruder, grouped
 from kata_pin.placement import remedies
 
@@ -354,6 +355,11 @@ def allotted(**fields: Any) -> State:
     document = recorded("allotted.json", State)
     assert document.allocation is not None
     return replace(document, allocation=replace(document.allocation, **fields))
+
+
+def not_checked() -> CheckDocument:
+    """Return a `check` document of a daemon that does not answer."""
+    return could_not_tell("no daemon")
 
 
 def examined() -> DoctorDocument:

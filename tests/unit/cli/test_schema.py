@@ -15,7 +15,7 @@ from kata_pin.base.documents.answers import Names, SandboxName
 from kata_pin.base.documents.check import FindingRow, Findings
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.values import CheckVerdict, Outcome
-from kata_pin.cli.reports.findings import check, could_not_tell
+from kata_pin.cli.reports.findings import check
 from tests.support.checkpoint import checkpoint
 from tests.support.commandline import run
 from tests.support.json_schema import violations
@@ -140,7 +140,7 @@ def test_every_verdict_of_a_check(verdict: str) -> None:
     made = {
         "ok": check(docs.state(), [], intruders_fail=True),
         "findings": check(docs.state(docs.drifted()), [], intruders_fail=True),
-        "unknown": could_not_tell("no daemon"),
+        "unknown": docs.not_checked(),
     }[verdict]
     assert made.verdict == verdict
     assert wrong(plain(made), schema_of("check")) == []
@@ -161,7 +161,7 @@ def lists_of(schema: Any) -> Iterator[tuple[list[Any], list[Any]]]:
 @pytest.mark.parametrize(
     ("kind", "document", "value"),
     [
-        ("check", could_not_tell("no daemon"), "unknown"),
+        ("check", docs.not_checked(), "unknown"),
         ("pin", docs.done(), "refused"),
         ("state", STATE, "drift"),
         ("history", docs.changed(), "reload-refused"),

@@ -1,7 +1,5 @@
 """What `check` finds in a state document."""
 
-import errno
-import os
 from typing import Any
 
 import pytest
@@ -12,15 +10,11 @@ from kata_pin.base.documents.check import CheckDocument, IntruderGroup, Measurem
 from kata_pin.base.documents.document import Note
 from kata_pin.base.documents.measured import WatchDocument, WatchedPcpu
 from kata_pin.base.documents.state import State
-from kata_pin.base.errors import HostError
 from kata_pin.base.values import NoteLevel
 from kata_pin.cli.render import phrases, reports
 from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.cli.reports import findings, owners, prove, words
-from kata_pin.cli.reports.findings import NOTHING, Looked
-from kata_pin.cli.reports.prove import ProofRequest
-from kata_pin.linux.files import HOST
-from kata_pin.linux.switches import look_at
+from kata_pin.cli.reports.findings import Looked
 from tests.unit.cli import documents as docs
 from tests.unit.cli.proved import owned, proved
 
@@ -219,21 +213,6 @@ def test_foreign_time_within_the_limit_is_ok() -> None:
     assert (document.verdict, document.ok) == ("unknown", False)
 
 
-def test_a_kernel_that_does_not_let_us_measure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing measured is never "ok"; nothing exclusive needs no measurement."""
-
-    def refused(*_: object) -> object:
-        raise HostError("open a perf event of", "pCPUs 4-6", errno.EACCES, hint="needs root")
-
-    monkeypatch.setattr(prove, "prove", refused)
-    looked = prove.look(owned(), owned, ProofRequest(None, 2.0, 0.1))
-    (why,) = looked.unknown
-    assert why.startswith("exclusive pCPUs were not measured: open a perf event of pCPUs 4-6: ")
-    empty = docs.state(docs.sandbox("a/b", "4"))
-    assert prove.look(empty, lambda: empty, ProofRequest(None, 2.0, 0.1)) is NOTHING
-    assert prove.look(owned(), owned, ProofRequest(None, 0.0, 0.1)) is NOTHING
-
-
 def watched(**fields: Any) -> WatchDocument:
     """Return what the daemon saw: foreign tasks on pCPU 4 for 35 s, nobody on 5 and 6."""
     owned_by = {one.cpu: one for one in proved().pcpus}
@@ -300,19 +279,6 @@ def test_what_the_watch_cannot_tell_is_not_ok() -> None:
     assert why.endswith("for at most 3.2 % of 10.0 s; the daemon has not recorded who")
     measured = Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
     assert watch_found(measured, **facts).verdict == "ok", "this command saw that nobody was there"
-
-
-def test_a_task_may_still_run_where_it_ran() -> None:
-    """It lives under the same name and its affinity has the pCPU."""
-    cpu = min(os.sched_getaffinity(0))
-    (task, *_) = next(one for one in proved().pcpus if one.cpu == 4).tasks
-    me = look_at(HOST, os.getpid())
-    assert me is not None
-    mine = replace(task, tid=me.tid, pid=me.pid, comm=me.comm)
-    assert prove.may_still_run(mine, cpu)
-    assert not prove.may_still_run(mine, 8191)
-    assert not prove.may_still_run(replace(mine, comm="another"), cpu)
-    assert not prove.may_still_run(replace(mine, tid=4_194_305), cpu)
 
 
 def test_an_orphan_fails() -> None:

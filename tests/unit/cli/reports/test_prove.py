@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 
+import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.counters import Measured
 from kata_pin.base.documents.measured import ProveDocument, ProvedPcpu
 from kata_pin.base.documents.state import State
+from kata_pin.base.errors import HostError
 from kata_pin.base.values import Method
 from kata_pin.cli.reports import owners, prove
+from kata_pin.cli.reports.findings import NOTHING
 from kata_pin.cli.reports.prove import ProofRequest
+from kata_pin.linux.files import HOST
+from kata_pin.linux.switches import look_at
 from tests.unit.cli import documents as docs
 from tests.unit.cli.proved import measured, owned, proved
 
@@ -132,3 +139,31 @@ def test_free_pcpus_are_nobodys() -> None:
     held = [one.cpus for one in allotted.allocation.holders if one.cpus]
     assert held
     assert all(cpu not in str(owners.free(allotted)).split(",") for cpu in held)
+
+
+def test_a_kernel_that_does_not_let_us_measure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing measured is never "ok"; nothing exclusive needs no measurement."""
+
+    def refused(*_: object) -> object:
+        raise HostError("open a perf event of", "pCPUs 4-6", errno.EACCES, hint="needs root")
+
+    monkeypatch.setattr(prove, "prove", refused)
+    looked = prove.look(owned(), owned, ProofRequest(None, 2.0, 0.1))
+    (why,) = looked.unknown
+    assert why.startswith("exclusive pCPUs were not measured: open a perf event of pCPUs 4-6: ")
+    empty = docs.state(docs.sandbox("a/b", "4"))
+    assert prove.look(empty, lambda: empty, ProofRequest(None, 2.0, 0.1)) is NOTHING
+    assert prove.look(owned(), owned, ProofRequest(None, 0.0, 0.1)) is NOTHING
+
+
+def test_a_task_may_still_run_where_it_ran() -> None:
+    """It lives under the same name and its affinity has the pCPU."""
+    cpu = min(os.sched_getaffinity(0))
+    (task, *_) = next(one for one in proved().pcpus if one.cpu == 4).tasks
+    me = look_at(HOST, os.getpid())
+    assert me is not None
+    mine = replace(task, tid=me.tid, pid=me.pid, comm=me.comm)
+    assert prove.may_still_run(mine, cpu)
+    assert not prove.may_still_run(mine, 8191)
+    assert not prove.may_still_run(replace(mine, comm="another"), cpu)
+    assert not prove.may_still_run(replace(mine, tid=4_194_305), cpu)
