@@ -258,20 +258,29 @@ sys.stdin.read()
 """
 
 
+_STORM = """
+import sys, threading
+print("ready", flush=True)
+while True:
+    several = [threading.Thread(target=int) for _ in range(20)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+"""
+
+
 @contextmanager
-def crowd(node: Node, name: str, threads: int, birth_every_s: float = 0) -> Iterator[int]:
-    """Run a believed VMM with that many threads; return its pid."""
-    program = node.root / "qemu-system-crowd"
-    shutil.copy(os.path.realpath(sys.executable), program)
-    sandbox = node.id_of(name)
+def believed(node: Node, name: str, program: str, *arguments: str) -> Iterator[int]:
+    """Run a VMM that is believed, and does what a program in Python says; return its pid."""
+    executable = node.root / "qemu-system-crowd"
+    shutil.copy(os.path.realpath(sys.executable), executable)
+    argv = ["nice", str(executable), "-c", program, *arguments]
     with subprocess.Popen(
-        [
-            *(str(program), "-c", _CROWD, str(threads), str(birth_every_s)),
-            *("-name", f"sandbox-{sandbox}", "-smp", "2"),
-        ],
+        [*argv, "-name", f"sandbox-{node.id_of(name)}", "-smp", "2"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={"PYTHONHOME": sys.base_prefix},
+        env={"PATH": "/usr/bin:/bin", "PYTHONHOME": sys.base_prefix},
     ) as process:
         try:
             assert process.stdout is not None
@@ -286,7 +295,7 @@ def test_a_vmm_with_thousands_of_threads(node: Node) -> None:
     """5,000 threads in one VMM all get the mask, and other sandboxes' hooks stay in budget."""
     node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")])
     node.start()
-    with node.pod("p1", machine=SMALL) as pod, crowd(node, "p2", 5000) as pid:
+    with node.pod("p1", machine=SMALL) as pod, believed(node, "p2", _CROWD, "5000", "0") as pid:
         pod.announce()
         _container(node, "c2", node.id_of("p2"), "1")
         node.hook("createRuntime", "c2", pid, "--pin-ms=100")
@@ -311,7 +320,7 @@ def test_births_in_a_crowd_do_not_starve_others(node: Node) -> None:
     """
     node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")], log_level="info")
     daemon = node.start()
-    with node.pod("p1", machine=SMALL) as pod, crowd(node, "p2", 2000, 0.005) as pid:
+    with node.pod("p1", machine=SMALL) as pod, believed(node, "p2", _CROWD, "2000", "0.005") as pid:
         pod.announce()
         _container(node, "crowd", node.id_of("p2"), "0")
         node.hook("createRuntime", "crowd", pid)
@@ -346,7 +355,7 @@ def test_a_storm_of_threads_does_not_starve_others(node: Node) -> None:
     """While one VMM's threads come and go without end, another sandbox is pinned in budget."""
     node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")])
     node.start()
-    with node.pod("p1", machine=SMALL) as pod, storming(node, "p2") as pid:
+    with node.pod("p1", machine=SMALL) as pod, believed(node, "p2", _STORM) as pid:
         pod.announce()
         _container(node, "c2", node.id_of("p2"), "0")
         node.hook("createRuntime", "c2", pid, "--pin-ms=100")
@@ -357,35 +366,6 @@ def test_a_storm_of_threads_does_not_starve_others(node: Node) -> None:
         started = time.monotonic()
         node.ask("ping")
         assert time.monotonic() - started < 0.5
-
-
-_STORM = """
-import sys, threading
-print("ready", flush=True)
-while True:
-    several = [threading.Thread(target=int) for _ in range(20)]
-    for one in several:
-        one.start()
-    for one in several:
-        one.join()
-"""
-
-
-@contextmanager
-def storming(node: Node, name: str) -> Iterator[int]:
-    """Run a believed VMM whose threads come and go as fast as they can."""
-    program = node.root / "qemu-system-crowd"
-    shutil.copy(os.path.realpath(sys.executable), program)
-    argv = ["nice", str(program), "-c", _STORM, "-name", f"sandbox-{node.id_of(name)}", "-smp", "2"]
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, env={"PATH": "/usr/bin:/bin", "PYTHONHOME": sys.base_prefix}
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            yield process.pid
-        finally:
-            process.kill()
 
 
 @pytest.mark.alone

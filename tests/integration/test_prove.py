@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from kata_pin.linux.tracepoints import InterruptRecorder
 from kata_pin.placement.owners import Known, Owner
 from kata_pin.placement.proof import judge
 from tests.support.alone import left_alone
-from tests.support.daemon import PROGRAM, Json, Node
+from tests.support.daemon import PROGRAM, Json, Node, Pod
 from tests.support.intruder import Busy, last_cpu
 from tests.support.qemu import Accelerator, Machine, accelerator, busy_machine
 from tests.support.switches import record_switches
@@ -188,17 +188,24 @@ def busy_guest(tmp_path: Path) -> Machine:
     return busy_machine(tmp_path)
 
 
+@contextlib.contextmanager
+def owned(node: Node, machine: Machine) -> Iterator[Pod]:
+    """Run a pod that has our CPU exclusively."""
+    with node.pod("p1", machine=machine) as pod:
+        pod.announce()
+        pod.create("c1", str(CPU), exclusive=True)
+        pod.wait_placed({CPU})
+        yield pod
+
+
 @pytest.mark.qemu
 def test_prove_names_the_intruder_of_a_vm(node: Node, busy_guest: Machine) -> None:
     """The command, with and without the daemon: violated, by whom, how long, and a remedy."""
     node.start()
     with (
-        node.pod("p1", machine=busy_guest) as pod,
+        owned(node, busy_guest) as pod,
         Busy.started(CPU, "kp-intruder", fifo=50) as intruder,  # it runs within the window
     ):
-        pod.announce()
-        pod.create("c1", str(CPU), exclusive=True)
-        pod.wait_placed({CPU})
         for running in (True, False):
             if not running:
                 assert node.daemon is not None
@@ -222,12 +229,9 @@ def test_prove_says_what_the_guest_feels_and_why(node: Node, busy_guest: Machine
     """Steal time, the longest wait and exits, beside who ran there."""
     node.start()
     with (
-        node.pod("p1", machine=busy_guest) as pod,
+        owned(node, busy_guest) as pod,
         Busy.started(CPU, "kp-intruder", fifo=50) as intruder,
     ):
-        pod.announce()
-        pod.create("c1", str(CPU), exclusive=True)
-        pod.wait_placed({CPU})
         document, counted = prove(node, pod.id, intruder, "--guest")
         (guest,) = document["guests"]
         (vcpu,) = guest["vcpus"]
@@ -281,12 +285,9 @@ def test_the_watch_names_an_intruder(node: Node, busy_guest: Machine) -> None:
     node.configure(audit={"affinity_s": 1.0, "deep_s": 3600})
     node.start()
     with (
-        node.pod("p1", machine=busy_guest) as pod,
+        owned(node, busy_guest) as pod,
         Busy.started(CPU, "kp-intruder", fifo=60) as intruder,
     ):
-        pod.announce()
-        pod.create("c1", str(CPU), exclusive=True)
-        pod.wait_placed({CPU})
         intruder.begin(60.0)
 
         def named() -> Json | None:
@@ -309,10 +310,7 @@ def test_noise_hides_no_hog(node: Node, busy_guest: Machine) -> None:
     """While an episode of little noise lasts, a hog is recorded and logged; the end is, too."""
     node.configure(audit={"affinity_s": 1.0, "deep_s": 3600})
     node.start()
-    with node.pod("p1", machine=busy_guest) as pod, Busy.started(CPU, "kp-noise") as noise:
-        pod.announce()
-        pod.create("c1", str(CPU), exclusive=True)
-        pod.wait_placed({CPU})
+    with owned(node, busy_guest) as pod, Busy.started(CPU, "kp-noise") as noise:
         noise.begin(60.0, 0.002)
         wait_for(lambda: foreign_events(node, pod.id), "an episode of noise", 30)
         with Busy.started(CPU, "kp-hog", fifo=60) as hog:
@@ -345,9 +343,7 @@ def test_noise_hides_no_hog_where_perf_is_refused(node: Node, busy_guest: Machin
     """The counters alone say how much more it is; a real-time vCPU keeps noise small."""
     node.configure(audit={"affinity_s": 1.0, "deep_s": 3600})
     node.start([sys.executable, "-c", NO_PERF])
-    with node.pod("p1", machine=busy_guest) as pod, Busy.started(CPU, "kp-noise") as noise:
-        pod.announce()
-        pod.create("c1", str(CPU), exclusive=True)
+    with owned(node, busy_guest) as pod, Busy.started(CPU, "kp-noise") as noise:
         pod.create("c2", "0")
         pod.wait_placed({0}, {len(pod.kata.vcpus()) - 1: CPU})
 
