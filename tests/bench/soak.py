@@ -186,7 +186,6 @@ class Life:
         self.name = name
         self._node = node
         self._containers: list[Container] = []
-        self._hooks = str(node.runtime_dir / "hook.sock")
         self._cpus = itertools.cycle([str(cpu) for cpu in node.online] + [str(node.online)])
         self._process = begin(program(node), name)
         wait_up(self._process)
@@ -236,17 +235,27 @@ class Life:
         write_state(self._node, self.name, self._process.pid, containers)
 
     def _hook(self, phase: Phase, container: Container) -> None:
-        """Say what a hook says, and hear the answers to their end."""
-        stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        shown = self.name if phase.id_is_sandbox else ""
-        body = container.state(self._process.pid, shown)
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(30)
-            peer.connect(self._hooks)
-            peer.sendall(encode(HookMessage(phase, stamp, os.getpid(), body)))
-            answer = b"".join(iter(lambda: peer.recv(4096), b""))
-        if not answer.startswith(b"recorded\n"):
-            raise BenchError(f"{phase} of {container.id}: answered {answer!r}")
+        say(self._node, phase, container, self._process.pid, self.name, to="")
+
+
+def say(
+    node: BenchNode, phase: Phase, container: Container, pid: int, sandbox: str, *, to: str = "\n"
+) -> None:
+    """Say what a hook says, and hear the answers to the first of them, or to their end.
+
+    BenchError unless it is recorded.
+    """
+    stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    body = container.state(pid, sandbox if phase.id_is_sandbox else "")
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(node.runtime_dir / "hook.sock"))
+        peer.sendall(encode(HookMessage(phase, stamp, os.getpid(), body)))
+        answer = b""
+        while not (to and to.encode() in answer) and (piece := peer.recv(4096)):
+            answer += piece
+    if not answer.startswith(b"recorded\n"):
+        raise BenchError(f"{phase} of {container.id}: answered {answer!r}")
 
 
 class Churn:

@@ -14,7 +14,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,11 +24,10 @@ from typing import Final
 
 from kata_pin.peers.oci import Phase
 from kata_pin.records.containers import TOMBSTONES
-from kata_pin.records.hooks import HookMessage, encode
 from tests.bench.figures import BenchError, Row
-from tests.bench.node import BenchNode, Container
+from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess, service
-from tests.bench.soak import LIVE_TABLES, SETTINGS, Churn, Probe, Sample
+from tests.bench.soak import LIVE_TABLES, SETTINGS, Churn, Probe, Sample, say
 from tests.bench.standins import begin, program, wait_up, write_state
 from tests.support.katalike import ContainerSpec
 from tests.support.waiting import wait_for
@@ -63,7 +61,7 @@ class Seen:
 def measure(lives: int, _only: tuple[str, ...]) -> Iterator[Row]:
     """Yield what grew between the first look and the last."""
     with BenchNode() as node:
-        told = node.root / "tasks"
+        told = node.runtime_dir / "tasks"  # the daemon may write there alone
         command = (sys.executable, "-m", "tests.chaos.counted", str(told))
         settings = {**SETTINGS, "hypervisors": [str(program(node))]}
         with service(node, command, **settings) as daemon:
@@ -138,30 +136,15 @@ def _sandbox(node: BenchNode, name: str) -> None:
         wait_up(process)
         pause = node.container(name)
         write_state(node, name, process.pid, [ContainerSpec(name)])
-        _hook(node, Phase.CREATE_RUNTIME, pause, process.pid)
+        say(node, Phase.CREATE_RUNTIME, pause, process.pid, name)
         for number, cpus in zip(range(LIVES), itertools.cycle(("0", "1", None)), strict=False):
             container = node.container(name, f"c{number}", cpus=cpus)
             for phase in (Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP):
-                _hook(node, phase, container, process.pid, name if phase.id_is_sandbox else "")
+                say(node, phase, container, process.pid, name)
             shutil.rmtree(container.bundle)
-        _hook(node, Phase.POSTSTOP, pause, process.pid, name)
+        say(node, Phase.POSTSTOP, pause, process.pid, name)
         shutil.rmtree(pause.bundle)
     finally:
         process.kill()
         process.communicate()
         shutil.rmtree(node.dirs.vc / "sbs" / name, ignore_errors=True)
-
-
-def _hook(node: BenchNode, phase: Phase, container: Container, pid: int, shown: str = "") -> None:
-    """Send what a hook sends, and wait until it is recorded: as `--pin-ms=0` does."""
-    stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    message = HookMessage(phase, stamp, os.getpid(), container.state(pid, shown))
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(30)
-        peer.connect(str(node.runtime_dir / "hook.sock"))
-        peer.sendall(encode(message))
-        answer = b""
-        while b"\n" not in answer and (piece := peer.recv(4096)):
-            answer += piece
-    if not answer.startswith(b"recorded\n"):
-        raise BenchError(f"{phase} of {container.id}: answered {answer!r}")
