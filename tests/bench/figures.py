@@ -127,6 +127,13 @@ def requests_row(name: str, rounds: Sequence[Sequence[str]]) -> Row:
     return Row(name, len(least), "requests", len(rounds), detail=rows)
 
 
+def count_row(
+    name: str, value: float, n: int, detail: str = "", *, unit: str = "", bar: float | None = 0
+) -> Row:
+    """Return the row of a number with a bar on itself: by default there may be none."""
+    return Row(name, value, unit, n, bar=bar, bar_on_ratio=False, detail=detail)
+
+
 def tail_row(name: str, samples: Samples, floor: Samples, *, bar_ms: float | None = None) -> Row:
     """Return the row of a p99 in milliseconds, with a bar in milliseconds; the floor is a p99."""
     value, least = samples.percentile(99), floor.percentile(99)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.figures import Row
+from tests.bench.figures import Row, count_row
 from tests.bench.node import BenchNode
 from tests.bench.service import KATA_PIN, ServiceProcess, service
 from tests.bench.standins import StandIns, program
@@ -85,10 +85,8 @@ def measure(name: str, hooks: int) -> Iterator[Row]:
     yield from traffic.rows(name, stormy, calm, missing, served=attack.served)
     bare = [line for line in log.splitlines() if "Traceback" in line or "[Errno" in line]
     detail = bare[0][:120] if bare else ""
-    yield Row(
-        f"{name}: tracebacks and bare errnos logged", len(bare), "", len(log.splitlines()), bar=0,
-        bar_on_ratio=False, detail=detail,
-    )  # fmt: skip
+    logged = f"{name}: tracebacks and bare errnos logged"
+    yield count_row(logged, len(bare), len(log.splitlines()), detail)
 
 
 _SPAWNING = """

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kata_pin.base.sandbox import Container
 from kata_pin.records.containers import Registry
 from kata_pin.service.protocol import ask
-from tests.bench.figures import MS, BenchError, Row
+from tests.bench.figures import MS, BenchError, Row, count_row
 from tests.bench.node import BenchNode
 from tests.bench.service import service
 from tests.bench.standins import StandIns, program, write_state
@@ -65,7 +65,7 @@ def records(hooks: int, _only: tuple[str, ...]) -> Iterator[Row]:
                 wrong += list(_misplaced(node, sandbox, ids))
                 for one in ids:
                     files.remove(one)
-    yield _row("records: containers recorded wrong", len(wrong), hooks, "; ".join(wrong[:2]))
+    yield count_row("records: containers recorded wrong", len(wrong), hooks, "; ".join(wrong[:2]))
     yield Row("records: hooks that spooled", spooled, "", hooks)
 
 
@@ -113,8 +113,8 @@ def disk(sandboxes: int, _only: tuple[str, ...]) -> Iterator[Row]:
             absent = wanted - _registered(node).keys()
             log = daemon.log
     detail = f"{lost} hooks could leave nothing; all there after {took:.1f} s"
-    yield _row("disk: containers not adopted", len(absent), len(wanted), detail)
-    yield _row("disk: tracebacks and bare errnos logged", _bare(log), len(wanted), "")
+    yield count_row("disk: containers not adopted", len(absent), len(wanted), detail)
+    yield count_row("disk: tracebacks and bare errnos logged", _bare(log), len(wanted), "")
 
 
 @contextlib.contextmanager
@@ -166,9 +166,9 @@ def checkpoint(files: int, _only: tuple[str, ...]) -> Iterator[Row]:
                         break
                 slowest = max(slowest, time.monotonic() - start)
             log = daemon.log
-    yield _row("checkpoint: states not answered", len(failed), files, "; ".join(failed[:1]))
+    yield count_row("checkpoint: states not answered", len(failed), files, "; ".join(failed[:1]))
     yield Row("checkpoint: slowest answer", slowest * MS, "ms", files)
-    yield _row("checkpoint: tracebacks and bare errnos logged", _bare(log), files, "")
+    yield count_row("checkpoint: tracebacks and bare errnos logged", _bare(log), files, "")
 
 
 def _bare(log: str) -> int:
@@ -191,7 +191,3 @@ def _registered(node: BenchNode) -> dict[str, Container]:
         return {one.id: one for each in copy.sandboxes() for one in copy.containers(each)}
     finally:
         copy.close()
-
-
-def _row(name: str, value: int, count: int, detail: str) -> Row:
-    return Row(name, value, "", count, bar=0, bar_on_ratio=False, detail=detail)

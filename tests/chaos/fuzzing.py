@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.figures import MS, BenchError, Row
+from tests.bench.figures import MS, BenchError, Row, count_row
 from tests.chaos.fuzz.campaign import BOUND_S, RSS_MIB, Outcome, isolated
 from tests.chaos.fuzz.targets import TARGETS
 
@@ -35,23 +35,19 @@ def measure(inputs: int, only: tuple[str, ...]) -> Iterator[Row]:
     largest = max(done, key=lambda one: one.peak_mib)
     count = sum(one.inputs for one in done)
     detail = f"{len(done)} targets" + (f"; see {kept}" if findings else "")
-    yield Row("fuzz: findings", findings, "", count, bar=0, bar_on_ratio=False, detail=detail)
+    yield count_row("fuzz: findings", findings, count, detail)
     # As first taken: an input that is too slow again is a finding.
     yield Row("fuzz: slowest input", slowest.slowest_s * MS, "ms", count, detail=slowest.target)
-    yield Row(
-        "fuzz: largest process", largest.peak_mib, "MiB", count, bar=RSS_MIB, bar_on_ratio=False,
-        detail=largest.target,
-    )  # fmt: skip
+    peak = largest.peak_mib
+    yield count_row("fuzz: largest process", peak, count, largest.target, unit="MiB", bar=RSS_MIB)
     if importlib.util.find_spec("atheris") is None:
         print("fuzz: atheris is not installed (pip install atheris)", file=sys.stderr)
         return
     guided = max(1, inputs // GUIDED_SHARE)
     broken = [name for name in names if _guided(name, guided, kept)]
     detail = f"{len(names)} targets" + (f": {', '.join(broken)}; see {kept}" if broken else "")
-    yield Row(
-        "fuzz: findings, guided by coverage", len(broken), "", guided * len(names), bar=0,
-        bar_on_ratio=False, detail=detail,
-    )  # fmt: skip
+    by_coverage = "fuzz: findings, guided by coverage"
+    yield count_row(by_coverage, len(broken), guided * len(names), detail)
     if not findings and not broken:
         shutil.rmtree(kept)
 

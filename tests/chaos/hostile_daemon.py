@@ -28,7 +28,7 @@ from kata_pin.rights.broker.protocol import ANSWER, MAX_MESSAGE, REQUEST, Settin
 from kata_pin.rights.broker.rows import BY_NAME, NUMBERS, ROWS, Number, Rest, TextArgument, Value
 from kata_pin.rights.broker.threads import COMMANDS
 from kata_pin.service.privileges import Broker, brokered
-from tests.bench.figures import Row
+from tests.bench.figures import Row, count_row
 from tests.chaos.fuzz.seeds import broker_requests
 
 SECRET: Final = b"the password of a registry, or anything else"
@@ -370,5 +370,4 @@ def measure(count: int, _only: Sequence[str] = ()) -> Iterator[Row]:
         ended = broker.process.poll() is not None
     found = spoils.found + (["the broker ended"] if ended else [])
     detail = f"{spoils.granted} granted; {'; '.join(found[:3]) or 'nothing that the table lacks'}"
-    yield Row("hostile daemon", len(found), "finds", spoils.asked, bar=0, detail=detail,
-              bar_on_ratio=False)  # fmt: skip
+    yield count_row("hostile daemon", len(found), spoils.asked, detail, unit="finds")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from kata_pin.linux.files import HOST, cgroup_mounts
-from tests.bench.figures import BenchError, Row
+from tests.bench.figures import BenchError, Row, count_row
 from tests.support import stopped, vmm_standin
 from tests.support.daemon import Node, Pod, private_node
 from tests.support.qemu import QEMU, Machine
@@ -70,9 +70,11 @@ def measure(tries: int, _only: tuple[str, ...]) -> Iterator[Row]:
     problems = [*done.accepted, *done.moved, *done.wrongly_told]
     for line in problems[:10]:
         print(f"  {line}", file=sys.stderr)
-    yield _row("identity: fakes accepted as a VMM", len(done.accepted), done)
-    yield _row("identity: fakes whose affinity was set", len(done.moved), done)
-    yield _row("identity: hooks told `pinned` while the VMM was not", len(done.wrongly_told), done)
+    yield count_row("identity: fakes accepted as a VMM", len(done.accepted), done.tries)
+    yield count_row("identity: fakes whose affinity was set", len(done.moved), done.tries)
+    yield count_row(
+        "identity: hooks told `pinned` while the VMM was not", len(done.wrongly_told), done.tries
+    )
 
 
 def _next_act(share: int, pod: Pod) -> None:
@@ -250,7 +252,3 @@ def _delegated() -> Iterator[Path]:
                         folder.rmdir()
         return
     raise BenchError("no cgroup can be made here")
-
-
-def _row(name: str, value: int, done: Outcome) -> Row:
-    return Row(name, value, "", done.tries, bar=0, bar_on_ratio=False)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from tests.bench.figures import Row
+from tests.bench.figures import Row, count_row
 from tests.chaos import traffic
 from tests.support import mortal
 from tests.support.daemon import private_node
@@ -54,10 +54,10 @@ def measure(kills: int, _only: tuple[str, ...]) -> Iterator[Row]:
     for line in [*wrong, *storm.problems]:
         print(f"  {line}", file=sys.stderr)
     told = f"{storm.acknowledged} hooks acknowledged, {storm.spooled} spooled, seed {seed}"
-    yield _row("kill: records or pins wrong after a restart", len(wrong), kills, told)
-    yield _row("kill: hooks neither recorded nor spooled", len(storm.problems), kills, "")
-    yield _row("kill: helpers that outlived their daemon", left, kills, "")
-    yield _row("kill: tracebacks logged", log.count("Traceback"), kills, "")
+    yield count_row("kill: records or pins wrong after a restart", len(wrong), kills, told)
+    yield count_row("kill: hooks neither recorded nor spooled", len(storm.problems), kills)
+    yield count_row("kill: helpers that outlived their daemon", left, kills)
+    yield count_row("kill: tracebacks logged", log.count("Traceback"), kills)
 
 
 def _left(family: list[int]) -> int:
@@ -67,7 +67,3 @@ def _left(family: list[int]) -> int:
     while (alive := [pid for pid in alive if traffic.runs(pid)]) and time.monotonic() < deadline:
         time.sleep(0.005)
     return len(alive)
-
-
-def _row(name: str, value: int, count: int, detail: str) -> Row:
-    return Row(name, value, "", count, bar=0, bar_on_ratio=False, detail=detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.bench.figures import Row
+from tests.bench.figures import Row, count_row
 from tests.support.memory_attacks import CEILING_MIB, figures
 
 
@@ -14,9 +14,8 @@ def measure(_count: int, only: tuple[str, ...]) -> Iterator[Row]:
     largest = max(done, key=lambda one: one.peak)
     slowest = max(done, key=lambda one: one.cpu_s)
     kept = max(done, key=lambda one: one.after)
-    yield Row(
-        "memory: largest process", largest.peak, "MiB", len(done), bar=CEILING_MIB,
-        bar_on_ratio=False, detail=f"{largest.name}, {largest.before:.0f} MiB before",
-    )  # fmt: skip
+    detail = f"{largest.name}, {largest.before:.0f} MiB before"
+    peak = largest.peak
+    yield count_row("memory: largest process", peak, len(done), detail, unit="MiB", bar=CEILING_MIB)
     yield Row("memory: most that stayed", kept.after, "MiB", len(done), detail=kept.name)
     yield Row("memory: most CPU time", slowest.cpu_s, "s", len(done), detail=slowest.name)

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from kata_pin.base.errors import KataPinError
 from kata_pin.service.protocol import ask
-from tests.bench.figures import MS, Row
+from tests.bench.figures import MS, Row, count_row
 from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess
 from tests.support.hooks import COMMAND
@@ -162,22 +162,16 @@ def rows(
     count = len(stormy.sent)
     odd = f"; also {stormy.odd[0]}" if stormy.odd else ""
     limit = 0 if served else None
-    yield Row(
-        f"{name}: hooks past their budget", stormy.past_budget, "", count, bar=limit,
-        bar_on_ratio=False,
-        detail=f"{stormy.spooled} spooled, slowest {max(stormy.seconds) * MS:.0f} ms{odd}; "
-        f"without the attack: {calm}",
-    )  # fmt: skip
-    yield Row(f"{name}: hooks lost", missing, "", count, bar=0, bar_on_ratio=False)
-    yield Row(
-        f"{name}: worst ping", max(stormy.pings) * MS, "ms", len(stormy.pings),
-        bar=PING_MS if served else None,
-        bar_on_ratio=False,
-    )  # fmt: skip
-    yield Row(
-        f"{name}: daemon's memory", stormy.memory_mib, "MiB", len(stormy.pings), bar=RSS_MIB,
-        bar_on_ratio=False, detail="with its helpers, at its largest",
-    )  # fmt: skip
+    slowest = f"slowest {max(stormy.seconds) * MS:.0f} ms"
+    detail = f"{stormy.spooled} spooled, {slowest}{odd}; without the attack: {calm}"
+    past = stormy.past_budget
+    yield count_row(f"{name}: hooks past their budget", past, count, detail, bar=limit)
+    yield count_row(f"{name}: hooks lost", missing, count)
+    pings, worst = len(stormy.pings), max(stormy.pings) * MS
+    ping_ms = PING_MS if served else None
+    yield count_row(f"{name}: worst ping", worst, pings, unit="ms", bar=ping_ms)
+    detail, most = "with its helpers, at its largest", stormy.memory_mib
+    yield count_row(f"{name}: daemon's memory", most, pings, detail, unit="MiB", bar=RSS_MIB)
 
 
 def family_mib(pid: int) -> float:
