@@ -12,18 +12,22 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import kata_pin.hook
-from kata_pin.records import hooks
-from kata_pin.records.hooks import HookConnection, HookMessage, HookServer
+from kata_pin.records.hooks import HookConnection, HookMessage, HookServer, decode, encode
 from tests.support.waiting import SCALE
 
-__all__ = ["HookConnection", "HookMessage"]  # what a test that imports no internals is given
+__all__ = ["HookConnection", "HookMessage", "HookServer", "encode"]  # for tests without internals
+    "HookConnection",
+    "HookMessage",
+    "HookServer",
+    "encode",
+]  # what a test that imports no internals is given
 
 HOOK = Path(kata_pin.hook.__file__)
 INTERPRETER = "/usr/bin/python3"  # the one of the shebang
@@ -95,7 +99,7 @@ def spooled(runtime_dir: Path) -> list[Path]:
 def spooled_messages(runtime_dir: Path) -> list[HookMessage]:
     """Return the messages in the spool; each file must have the name of its message."""
     files = spooled(runtime_dir)
-    messages = [hooks.decode(file.read_bytes()) for file in files]
+    messages = [decode(file.read_bytes()) for file in files]
     assert [file.name for file in files] == [message.spool_name for message in messages]
     return messages
 
@@ -113,6 +117,29 @@ async def gone_within(connection: HookConnection, seconds: float) -> bool:
             return await connection.gone.wait()
     except TimeoutError:
         return False
+
+
+@asynccontextmanager
+async def serving(
+    path: str,
+    handler: Answer = answer_at_once,
+    *,
+    connections: int = 8,
+    request_s: float = 0.2,
+    handler_s: float = 5.0,
+) -> AsyncIterator[HookServer]:
+    """Serve the hook socket in this event loop."""
+    server = HookServer(
+        path, handler, connections=connections, request_s=request_s, handler_s=handler_s
+    )
+    server.bind()
+    task = asyncio.create_task(server.serve())
+    try:
+        yield server
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        server.close()  # a task that is cancelled before its first turn closes nothing
 
 
 class HookDaemon:
