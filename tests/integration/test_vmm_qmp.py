@@ -264,12 +264,12 @@ async def _server(path: Path, value: str) -> AsyncIterator[str]:
         serving.append(asyncio.current_task())
         with contextlib.suppress(OSError):
             writer.write(GREETING)
-            while sent := await reader.read(65536):  # without a newline, and one at a time
-                request = json.loads(sent)
-                body = "{}" if request["execute"] == "qmp_capabilities" else value
-                tail = f', "id": {json.dumps(request["id"])}' if "id" in request else ""
-                writer.write(f'{{"return": {body}{tail}}}\r\n'.encode())
-                await writer.drain()
+            while sent := await reader.read(65536):  # one without a newline, or several lines
+                for request in map(json.loads, sent.splitlines()):
+                    body = "{}" if request["execute"] == "qmp_capabilities" else value
+                    tail = f', "id": {json.dumps(request["id"])}' if "id" in request else ""
+                    writer.write(f'{{"return": {body}{tail}}}\r\n'.encode())
+                    await writer.drain()
         writer.close()
 
     server = await asyncio.start_unix_server(serve, str(path))

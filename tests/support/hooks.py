@@ -23,11 +23,6 @@ from kata_pin.records.hooks import HookConnection, HookMessage, HookServer, deco
 from tests.support.waiting import SCALE
 
 __all__ = ["HookConnection", "HookMessage", "HookServer", "encode"]  # for tests without internals
-    "HookConnection",
-    "HookMessage",
-    "HookServer",
-    "encode",
-]  # what a test that imports no internals is given
 
 HOOK = Path(kata_pin.hook.__file__)
 INTERPRETER = "/usr/bin/python3"  # the one of the shebang
