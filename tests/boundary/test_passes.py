@@ -179,7 +179,9 @@ async def test_drift_is_repaired_and_another_writer_is_yielded_to(node: Node) ->
     assert vm.masks["io"] == "9"
     shown = await node.shown(vm)
     assert _thread(shown, vm.iothread)["state"] != "ok"
-    assert shown["writers"]
+    (writer,) = shown["writers"]
+    assert (writer["name"], writer["active"], writer["tids"]) == ("other", True, [vm.iothread])
+    assert (writer["count"], writer["since_s"] > 0) == (3, True)
     for _ in range(40):
         await _audit(node)
     await node.placed(vm, io="4")

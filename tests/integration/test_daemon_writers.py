@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.daemon import Node, move_elsewhere, private_node
+from tests.support.daemon import Node
 from tests.support.qemu import Machine
 from tests.support.waiting import wait_for
 
@@ -91,45 +91,3 @@ def test_an_annotation_leaves_vcpus_to_kata_where_its_state_cannot_be_read(node:
         pod.kata.write_persist(pod.kata.containers)  # Kata's own word, once it is there
         node.ask("reconcile", sandbox=pod.id)
         assert node.sandboxes()["p1"]["writers"] == []
-
-
-def test_who_moves_threads_again_and_again_is_named() -> None:
-    """Seen how often, since when, which threads: by show and doctor, also once left alone."""
-    with private_node(audit={"affinity_s": 0.1, "deep_s": 3600}) as node:
-        node.start()
-        with node.pod("p1") as pod:
-            pod.announce()
-            pod.create("c1", "0")
-            pod.wait_placed({0})
-            tid = pod.kata.tids()[-1]
-
-            def moved_back() -> bool:
-                if os.sched_getaffinity(tid) == {0}:
-                    move_elsewhere(tid, {1})
-                return bool(node.sandboxes()["p1"]["writers"])
-
-            wait_for(moved_back, "another writer to be known", 20)
-            (writer,) = node.sandboxes()["p1"]["writers"]
-            assert (writer["name"], writer["active"], writer["tids"]) == ("other", True, [tid])
-            assert writer["count"] >= 3
-            assert 0 < writer["since_s"] < 60
-            assert (
-                "the VMM or another process changed affinities" in node.cli("show", pod.id).stdout
-            )
-            rows = json.loads(node.cli("doctor", "--json").stdout)["rows"]
-            own = [row for row in rows if pod.id in row["sandbox"] and row["check"] == "writer"]
-            assert [row["status"] for row in own] == ["warn"]
-            assert f"(tid {tid})" in own[0]["text"]
-            confinement = [
-                row["status"]
-                for row in rows
-                if pod.id in row["sandbox"] and row["check"] == "confinement"
-            ]
-            assert confinement == ["warn"], "nothing but affinity keeps it off other pCPUs"
-            found = json.loads(node.cli("check", "--json").stdout)["findings"]
-            (said,) = [one for one in found if one["kind"] == "other-writer"]
-            assert said["fails"]
-            assert "a hostile VMM can change its own affinity" in said["text"]
-            checks = {row["check"]: row for row in rows}
-            assert checks["NRI"]["text"].startswith("disabled")
-            assert checks["metrics"]["text"].endswith("metrics.sock")
