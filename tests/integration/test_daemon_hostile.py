@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import Node
-from tests.support.hooks import run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.qemu import QEMU, Machine
 from tests.support.vmmhost import Bystander, lookalike
@@ -131,118 +130,6 @@ def test_names_full_of_traps(node: Node) -> None:
             done = node.cli(*command)
             assert done.returncode == 0, done.stderr
             assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    "sandbox", ["../../etc", "a/b", "", ".", "-x", "x" * 200, "a\nb", "\x1b[31m"]
-)
-def test_sandbox_ids_that_cannot_be(node: Node, sandbox: str) -> None:
-    """A container that names such a sandbox is refused at once; nothing of it is recorded."""
-    node.start()
-    _container(node, "c1", sandbox, "1")
-    run = node.hook("createRuntime", "c1", os.getpid())
-    assert run.status == 0
-    assert "refused" in run.stderr
-    assert "\x1b" not in run.stderr
-    assert "\n" not in run.stderr.rstrip("\n")
-    assert node.registered() == {}
-
-
-def test_a_state_that_names_another_sandbox(node: Node) -> None:
-    """Annotations and id of the state do not move a container out of its config.json's pod."""
-    node.start()
-    with node.pod("p1", machine=SMALL) as one, node.pod("p2", machine=SMALL) as two:
-        for pod in (one, two):
-            pod.announce()
-            pod.create(f"c-{pod.id}", "0")
-        two.write_bundle("c9", "1")
-        state = {
-            "ociVersion": "1.0.2",
-            "id": one.id,
-            "status": "created",
-            "pid": two.kata.pid,
-            "bundle": str(node.dirs.bundles / "c9"),
-            "annotations": {
-                "io.kubernetes.cri.container-type": "sandbox",
-                "io.kubernetes.cri.sandbox-id": one.id,
-            },
-        }
-        run_hook(node.runtime_dir, "createRuntime", state=json.dumps(state).encode())
-        two.wait_placed({0, 1})
-        assert one.misplaced({0}) == []
-        assert node.registered()["c9"].sandbox_id == two.id
-        assert "state's id" in node.registered()["c9"].note
-
-
-def test_bundles_that_cannot_be_believed(node: Node) -> None:
-    """Symlinked, huge, unreadable and absent bundles are recorded without a cpuset, and noted."""
-    node.start()
-    outside = node.root / "outside"
-    outside.mkdir()
-    with node.pod("p1", machine=SMALL) as pod:
-        pod.announce()
-        pod.create("c1", "0")
-        whole = (pod.write_bundle("good", "1") / "config.json").read_text()
-        shutil.rmtree(node.dirs.bundles / "good")
-        (outside / "config.json").write_text(whole)
-        bundles = node.dirs.bundles
-        (bundles / "linked").symlink_to(outside)
-        (bundles / "file").mkdir()
-        (bundles / "file" / "config.json").symlink_to(outside / "config.json")
-        (bundles / "huge").mkdir()
-        with (bundles / "huge" / "config.json").open("wb") as huge:
-            huge.truncate(1 << 33)
-        (bundles / "fifo").mkdir()
-        os.mkfifo(bundles / "fifo" / "config.json")
-        (bundles / "foreign").mkdir()
-        (bundles / "foreign" / "config.json").write_text(whole)
-        os.chown(bundles / "foreign" / "config.json", 65534, 65534)
-        (bundles / "cut").mkdir()
-        (bundles / "cut" / "config.json").write_text(whole[:100])
-        names = ("linked", "file", "huge", "fifo", "foreign", "cut", "absent")
-        for name in names:
-            run = node.hook("poststart", name, pod.kata.shim.pid, state_id=pod.id)
-            assert (run.status, run.stderr) == (0, "")
-            assert run.seconds < 1
-        registered = node.registered()
-        for name in names:
-            assert registered[name].cpus is None
-            assert registered[name].note
-            assert registered[name].sandbox_id == pod.id
-        assert pod.misplaced({0}) == []
-        pod.create("c2", "1")
-        pod.wait_placed({0, 1})
-
-
-@pytest.mark.parametrize(
-    "cpus",
-    ["0-99999999999", "99999999999999999999", "1-0", "0x1", "0-8191,", "\u0661", "0," * 5000],
-)
-def test_absurd_cpu_lists(node: Node, cpus: str) -> None:
-    """A cpu list that cannot be is noted; the container counts for nothing, quickly."""
-    node.start()
-    with node.pod("p1", machine=SMALL) as pod:
-        pod.announce()
-        pod.create("c1", "0")
-        pod.write_bundle("c2", cpus)
-        assert node.hook("createRuntime", "c2", pod.kata.pid).seconds < 1
-        assert pod.misplaced({0}) == []
-        assert node.registered()["c2"].cpus is None
-        assert "cpu" in node.registered()["c2"].note
-
-
-def test_cpus_that_do_not_exist(node: Node) -> None:
-    """Offline and absent CPUs of a cpuset are left out; with none left the threads are shown so."""
-    node.start()
-    with node.pod("p1", machine=SMALL) as pod:
-        pod.announce()
-        pod.create("c1", "1,4000")
-        pod.wait_placed({1})
-        pod.stop("c1")
-        pod.create("c2", "4000-4001")
-        pod.wait_placed(EVERYWHERE)
-        assert node.daemon is not None
-        assert node.daemon.process.poll() is None
 
 
 _CROWD = """
