@@ -43,7 +43,7 @@ from kata_pin.options.quiet.kernel_work import (
     WORK_KINDS,
     IrqbalanceProcesses,
     KernelWork,
-    TunableFiles,
+    write_tunables,
 )
 from kata_pin.options.quiet.read import processes
 from kata_pin.options.quiet.services import read_crio, read_tuned, socket_changes
@@ -232,7 +232,9 @@ class QuietKeeper(Running):
         self._lines = _Lines(-1, (), (), frozenset(), vfio=False)
         self._irqbalance = IrqbalanceProcesses(root)
         self._work = KernelWork(root, live)
-        writers: dict[TunableKind, Writer] = dict.fromkeys(TunableKind, TunableFiles(root).write)
+        writers: dict[TunableKind, Writer] = dict.fromkeys(
+            TunableKind, partial(write_tunables, root)
+        )
         self._tuner = Tuner(
             Tunables(core.registry), writers | {TunableKind.IRQBALANCE: self._irqbalance.write}
         )

@@ -195,28 +195,21 @@ _MASKS: Final = frozenset(kind for kind, file in TUNABLE_FILES.items() if file.v
 _LISTS: Final = frozenset(kind for kind, file in TUNABLE_FILES.items() if file.value == CPU_LIST)
 
 
-class TunableFiles:
-    """Every tunable that is a file, or the affinity of a kernel thread."""
-
-    def __init__(self, root: HostRoot) -> None:
-        self._root = root
-
-    async def write(self, writes: Sequence[TunableRecord]) -> list[Written]:
-        """Write values; ENOENT for what is not there any more."""
-        root = self._root
-        prefix = "" if root.live else root.path("").rstrip("/")
-        done: list[Written] = []
-        for at in range(0, len(writes), PART):
-            part = [_request(one) for one in writes[at : at + PART]]
-            try:
-                answers = root.calls.write_tunables(part, prefix)
-            except OSError as error:  # the broker started with a lower level of `quiet`
-                answers = [TunableWritten(error.errno or EIO)] * len(part)
-            for asked, answer in zip(part, answers, strict=True):
-                gone = ENOENT if answer.errno == ESRCH else answer.errno
-                done.append(Written(gone, _value(asked.kind, answer.value)))
-            await asyncio.sleep(0)
-        return done
+async def write_tunables(root: HostRoot, writes: Sequence[TunableRecord]) -> list[Written]:
+    """Write files, and affinities of kernel threads; ENOENT for what is not there any more."""
+    prefix = "" if root.live else root.path("").rstrip("/")
+    done: list[Written] = []
+    for at in range(0, len(writes), PART):
+        part = [_request(one) for one in writes[at : at + PART]]
+        try:
+            answers = root.calls.write_tunables(part, prefix)
+        except OSError as error:  # the broker started with a lower level of `quiet`
+            answers = [TunableWritten(error.errno or EIO)] * len(part)
+        for asked, answer in zip(part, answers, strict=True):
+            gone = ENOENT if answer.errno == ESRCH else answer.errno
+            done.append(Written(gone, _value(asked.kind, answer.value)))
+        await asyncio.sleep(0)
+    return done
 
 
 def _request(one: TunableRecord) -> TunableWrite:
