@@ -14,7 +14,6 @@ from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import HostTopology
 from kata_pin.base.placement import KubeletState, Node, PassOutcome
-from kata_pin.base.sandbox import Vmm
 from kata_pin.base.settings import AllowRule, Eligibility, PlacementSettings
 from kata_pin.base.values import CpuClass
 from kata_pin.engine.sandboxes import Sandboxes
@@ -57,10 +56,6 @@ class Moves(PendingPasses):
         super().__init__(cast("Sandboxes", None))
         self.requested: list[tuple[frozenset[str], str]] = []
 
-    def vmm(self, sandbox_id: str) -> Vmm | None:
-        """Return nothing: no pass has found one."""
-        return None
-
     def request(self, sandbox_ids: Collection[str], why: str) -> frozenset[str]:
         """Record them."""
         self.requested.append((frozenset(sandbox_ids), why))
@@ -80,6 +75,7 @@ def core(registry: Registry, host: Host, **fields: Any) -> Core:
         registry=registry,
         events=NodeEvents(registry),
         kata_pinning=SimpleNamespace(hot_plug=False),
+        sandboxes=SimpleNamespace(known_vmm=lambda _: None),
     )
     return cast("Core", parts)
 

@@ -34,7 +34,6 @@ from kata_pin.options.allocation.demand import strict, with_classes
 from kata_pin.options.allocation.grants import (
     LEFT_BEHIND,
     AllocNews,
-    AllocStore,
     Grants,
     PendingPasses,
 )
@@ -69,7 +68,7 @@ class Allocator:
         self.problem = ""
         self.news = AllocNews(core.events)
         self.conflicts = PluginConflicts(core.events)
-        self.grants = Grants(AllocStore(core.registry), self.news, passes)
+        self.grants = Grants(core.registry, self.news, passes)
         self.ledger = Ledger(lambda: core.node.current().topology.online)
         self.placements = PlacementFiles(core.live.now.runtime_dir, self.settings)
         self.devices = HostDevices(core.root, core.kata_pinning.hot_plug)
@@ -77,7 +76,7 @@ class Allocator:
         self._make = make
         self._holders = Holders(core.registry)
         self._passes = passes
-        self._memory = None if passes is None else MemoryHomes(core.root, core.node, passes.vmm)
+        self._memory = MemoryHomes(core.root, core.node, core.sandboxes.known_vmm)
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
@@ -305,9 +304,8 @@ class Allocator:
         if self._policy is None or not self.decides:
             return Decision(self.state)
         state = inherited(self.state, request)
-        if self._memory is not None:
-            state = self._memory.seen(state, request)
-        return self._take(self._policy.change(state, request), why, request)
+        decision = self._policy.change(self._memory.seen(state, request), request)
+        return self._take(decision, why, request)
 
     def stop(self, why: str) -> None:
         """Decide nothing more while the daemon runs, for this reason."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -19,7 +19,6 @@ from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.documents.pools import RefusedRequest
 from kata_pin.base.errors import ParseError, StateError
 from kata_pin.base.placement import NO_VMM, RELEASED, Note, PassOutcome
-from kata_pin.base.sandbox import Vmm
 from kata_pin.base.values import GrantKind, NoteLevel, RefusalKind
 from kata_pin.engine.sandboxes import Sandboxes
 from kata_pin.options.allocation.requests import dump_state, parse_state
@@ -29,46 +28,6 @@ from kata_pin.records.database import Database
 from kata_pin.records.history import NodeEvents
 
 log = logging.getLogger(__name__)
-
-
-# The allocator's state in the registry's file: one row, replaced whole (D15).
-#
-# In that file, so that it is stored in one transaction with the record that it is about. A row that
-# cannot be read counts as none: the state is then rebuilt from what runs.
-
-_TABLE: Final = (
-    "CREATE TABLE IF NOT EXISTS alloc (number INTEGER PRIMARY KEY CHECK (number = 1), state TEXT)"
-)
-
-
-class AllocStore:
-    """Reads and writes the row. Methods raise StateError when the file cannot be used."""
-
-    def __init__(self, db: Database) -> None:
-        """Make the table if there is none."""
-        self._db = db
-        db.run(_TABLE)
-
-    def together(self) -> AbstractContextManager[None]:
-        """Make all writes of the block one transaction, the registry's included."""
-        return self._db.transaction()
-
-    def read(self) -> AllocState | None:
-        """Return the state, None where there is none that can be read."""
-        try:
-            row = self._db.row("SELECT state FROM alloc")
-            return parse_state(row[0].encode()) if row else None
-        except (StateError, ParseError, AttributeError) as error:
-            log.warning("registry %s: allocations cannot be read: %s", self._db.path, error)
-            return None
-
-    def clear(self) -> None:
-        """Delete the state."""
-        self._db.run("DELETE FROM alloc")
-
-    def write(self, state: AllocState) -> None:
-        """Replace the state."""
-        self._db.run("INSERT OR REPLACE INTO alloc VALUES (1, ?)", (dump_state(state).decode(),))
 
 
 # Handing over exclusive CPUs: their next user waits until the former one has left them.
@@ -318,10 +277,6 @@ class PendingPasses:
             self._tickets[sandbox_id] = self._passes.mark(sandbox_id, f"allocator: {why}")
         return frozenset(sandbox_ids) - here
 
-    def vmm(self, sandbox_id: str) -> Vmm | None:
-        """Return the VMM that the last pass over a sandbox found."""
-        return self._passes.known_vmm(sandbox_id)
-
     def passed(self, outcome: PassOutcome) -> bool:
         """Record a pass; return whether the threads are off their former CPUs, or never will be.
 
@@ -359,21 +314,31 @@ class PendingPasses:
 
 # The allocator's state: stored before anything follows from it, in force once CPUs were left.
 #
+# It is one row of the registry's file, replaced whole, so that it is stored in one transaction with
+# the record that it is about. A row that cannot be read counts as none: the state is then rebuilt
+# from what runs.
+#
 # A decision is stored first; then notes are published and the sandboxes that it moves get passes.
 # CPUs that a sandbox still has to leave are not in force for others until a pass over it has ended.
 #
 # Lifetime: the allocator's; used in the event loop's thread only, between two awaits.
 
 
+_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS alloc (number INTEGER PRIMARY KEY CHECK (number = 1), state TEXT)"
+)
+
+
 class Grants:
     """The grants, and what each sandbox still has to leave. Methods raise StateError."""
 
-    def __init__(self, store: AllocStore, news: AllocNews, passes: PendingPasses | None) -> None:
+    def __init__(self, db: Database, news: AllocNews, passes: PendingPasses | None) -> None:
         """`passes` gives a pass to sandboxes that move; None: there is no daemon."""
-        self._store = store
+        self._db = db
+        db.run(_TABLE)
         self._news = news
         self._passes = passes
-        self.state = store.read() or AllocState()
+        self.state = self._stored() or AllocState()
         """The grants, also while they have no effect."""
         self._leaving: Leaving = {}
         self._now: tuple[AllocState, Leaving, AllocState] | None = None
@@ -406,7 +371,7 @@ class Grants:
         before = self.state, self._leaving
         self._deferred = []
         try:
-            with self._store.together():
+            with self._db.transaction():
                 yield
         except BaseException:
             self.state, self._leaving = before
@@ -420,7 +385,7 @@ class Grants:
         """Store a decision, then do what follows from it; `request` is the one it answers."""
         before = self.now
         if decision.state != self.state or decision.changed:
-            self._store.write(decision.state)
+            self._write(decision.state)
             if self._passes is not None:  # else no pass would end the handover
                 self._leaving = still_to_leave(self.state, decision.state, self._leaving)
             self.state = decision.state
@@ -434,7 +399,7 @@ class Grants:
     def keep(self, state: AllocState) -> None:
         """Store a state from which nothing follows."""
         if state is not self.state:
-            self._store.write(state)
+            self._write(state)
             self.state = state
 
     def set_taken(self, cpus: CpuSet) -> bool:
@@ -453,8 +418,19 @@ class Grants:
 
     def forget(self) -> None:
         """Drop the state."""
-        self._store.clear()
+        self._db.run("DELETE FROM alloc")
         self.state, self._leaving = AllocState(), {}
+
+    def _stored(self) -> AllocState | None:
+        try:
+            row = self._db.row("SELECT state FROM alloc")
+            return parse_state(row[0].encode()) if row else None
+        except (StateError, ParseError, AttributeError) as error:
+            log.warning("registry %s: allocations cannot be read: %s", self._db.path, error)
+            return None
+
+    def _write(self, state: AllocState) -> None:
+        self._db.run("INSERT OR REPLACE INTO alloc VALUES (1, ?)", (dump_state(state).decode(),))
 
     def _publish(
         self, decision: Decision, why: str, request: ContainerRequest | None, moved: Iterable[Grant]

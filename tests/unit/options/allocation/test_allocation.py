@@ -18,7 +18,6 @@ from kata_pin.base.values import ContainerState
 from kata_pin.follow.reports import NriIntake
 from kata_pin.guest.manager import Guests
 from kata_pin.options.allocation.allocator import Allocator
-from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.ledger import RetryState
 from kata_pin.options.allocation.option import LAST, Allocation
 from kata_pin.options.allocation.push import Pusher
@@ -30,7 +29,7 @@ from kata_pin.rights.calls import DIRECT
 from kata_pin.service import offline
 from kata_pin.service.options import Serving, compose, nri_plugin
 from kata_pin.service.runtime_dir import boot_id
-from tests.support.allotted import Host, Moves, allocator, request, settings
+from tests.support.allotted import Host, Moves, allocator, looking, request, settings
 from tests.support.world import cpus, flat
 
 """No sandbox gets a pass."""
@@ -112,7 +111,7 @@ def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
     """The grants are those of the registry; nothing is known of what is pending."""
     one = allocator(registry, Host())
     one.admit(request("web"))
-    assert AllocStore(registry).read() == one.state
+    assert looking(registry, Host()).state == one.state
     config = Config(runtime_dir=str(tmp_path), alloc=Alloc(policy="annotation"))
     shown = offline.state(config).allocation
     assert shown is not None

@@ -26,11 +26,10 @@ from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.options.allocation import option
 from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.allocator import Allocator
-from kata_pin.options.allocation.grants import AllocStore
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.policy import Policy
 from kata_pin.records.containers import Registry
-from tests.support.allotted import Host, Moves, core, request, settings
+from tests.support.allotted import Host, Moves, core, looking, request, settings
 from tests.support.world import cpus, flat
 
 Method = Callable[..., Any]
@@ -112,7 +111,7 @@ def test_a_new_container_has_the_shared_pool(world: World, bad: Method) -> None:
     grant = decision.state.grants["c-web"]
     assert (grant.cpu_class, grant.cpus) == (CpuClass.NONE, before.shared)
     assert decision.state.grants["c-db"] == before.grants["c-db"]
-    assert AllocStore(world.registry).read() == world.allocator.state
+    assert looking(world.registry, world.host).state == world.allocator.state
     assert len(world.complaints) == 1
     assert "policy 'annotation' fails: " in world.complaints[0]
     assert grant.reasons == (world.complaints[0],)
@@ -205,7 +204,7 @@ def test_who_is_gone_is_given_back_by_what_runs(world: World, bad: Method) -> No
     assert world.allocator.state.get("c-db") == kept
     assert world.allocator.state.exclusive == kept.exclusive
     assert [one for one in world.allocator.state.grants if "old" in one] == []
-    assert AllocStore(world.registry).read() == world.allocator.state
+    assert looking(world.registry, world.host).state == world.allocator.state
     assert world.complaints
 
 
