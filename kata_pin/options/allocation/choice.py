@@ -40,11 +40,6 @@ class Hint(Struct, frozen=True):
     nodes: CpuSet
     preferred: bool
 
-    @property
-    def width(self) -> tuple[int, int]:
-        """Sort key: fewer nodes are narrower, then lower-numbered ones."""
-        return len(self.nodes), self.nodes.bits
-
 
 class Affinity(Struct, frozen=True):
     """The topology manager's answer: the nodes to take from (None = any), and whether to admit."""
@@ -100,7 +95,7 @@ def choose(hints: tuple[Hint, ...] | None, policy: ManagerPolicy, all_nodes: Cpu
         hints = tuple(hint for hint in hints if hint.preferred and len(hint.nodes) == 1)
     best = min(
         hints,
-        key=lambda hint: (not hint.preferred, hint.width),
+        key=lambda hint: (not hint.preferred, len(hint.nodes), hint.nodes.bits),
         default=Hint(all_nodes, preferred=False),
     )
     admit = best.preferred or policy is ManagerPolicy.BEST_EFFORT

@@ -125,24 +125,17 @@ def _rules(theme: Theme) -> Iterator[str]:
     yield f".group{{fill:{theme.group};stroke:{theme.faint}}}"
     yield f".core{{stroke:{theme.faint}}}"
     yield f".gap{{stroke:{theme.page};fill:{theme.page}}}"
-    for name, (fill, strong) in (("plain", theme.plain), *_named(theme)):
+    owners = ((f"owner{n}", pair) for n, pair in enumerate(theme.owners))
+    for name, (fill, strong) in (("plain", theme.plain), *owners):
         yield f".{name}>.edge{{fill:{fill};stroke:{strong}}}"
         yield f".{name}>.strip{{fill:{strong}}}"
     yield f".problem>.edge{{stroke:{theme.bad}}}"
     yield f".bad,text.bad{{fill:{theme.bad};color:{theme.bad}}}"
     yield f".time{{fill:{theme.foreign}}}"
-    for name, colour in zip(RUNS, _runs(theme), strict=True):
+    runs = theme.owners[0][1], theme.owners[6][1], theme.plain[1], theme.bad
+    for name, colour in zip(RUNS, runs, strict=True):
         yield f".run-{name}{{fill:{colour}}}"
     yield f"text.faint{{fill:{theme.faint}}}"
-
-
-def _runs(theme: Theme) -> tuple[str, ...]:
-    return theme.owners[0][1], theme.owners[6][1], theme.plain[1], theme.bad
-
-
-def _named(theme: Theme) -> Iterator[tuple[str, tuple[str, str]]]:
-    for n, pair in enumerate(theme.owners):
-        yield f"owner{n}", pair
 
 
 def owner_class(colour: int | None) -> str:
