@@ -75,7 +75,8 @@ class Allocator:
         self._node = core.node
         self._make = make
         self._holders = Holders(core.registry)
-        self._passes = passes
+        self.at_work = passes is not None
+        """Whether a daemon decides; a command without one only looks at the grants."""
         self._memory = MemoryHomes(core.root, core.node, core.sandboxes.known_vmm)
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
@@ -89,11 +90,6 @@ class Allocator:
     def on(self) -> bool:
         """Whether the configuration wants an allocator."""
         return self.settings.on
-
-    @property
-    def at_work(self) -> bool:
-        """Whether a daemon decides; a command without one only looks at the grants."""
-        return self._passes is not None
 
     @property
     def guarantee(self) -> Guarantee:

@@ -105,7 +105,7 @@ class Series:
         return known is None or now - known.at >= (LASTS_S if known.lasts else AGAIN_S)
 
     async def _write(self, event: PodEvent) -> None:
-        name, when = event_name(event), _now()
+        name, when = event_name(event), _now("microseconds")
         if not name:
             log.debug("no Event: %r is no pod's name", event.pod)
             return
@@ -134,9 +134,8 @@ def event_name(event: PodEvent) -> str:
     return f"{pod[:230].rstrip('-.')}.{digest}"
 
 
-def _now() -> str:
-    now = datetime.now(tz=UTC)
-    return now.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _now(unit: str) -> str:
+    return datetime.now(tz=UTC).isoformat(timespec=unit).replace("+00:00", "Z")
 
 
 # What a reporter does beside its own object, where the chart's values say so.
@@ -400,8 +399,7 @@ class Publisher:
         for known in self.status.conditions:
             if known.type == condition.type and known.status == condition.status:
                 return replace(condition, last_transition_time=known.last_transition_time)
-        now = datetime.now(tz=UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return replace(condition, last_transition_time=now)
+        return replace(condition, last_transition_time=_now("seconds"))
 
 
 # The process `kata-pin reporter`: the loop, and the pages that probes and Prometheus read.
