@@ -269,9 +269,23 @@ def exclusive_claims(
     (empty set: it gave only shared CPUs); `kept` are the CPUs of the last pass's pairs. A claim
     never exceeds the container's recorded cpuset.
     """
-    every = tuple(containers)
-    known = _Known(node, handler, allocated or {}, kept)
-    return tuple(_claim(one, every, known) for one in every)
+    every, settings = tuple(containers), node.settings
+
+    def claim(container: Container) -> Claim:
+        if container.kind is ContainerKind.SANDBOX:
+            return _no(container, "it is the pod sandbox")
+        if not container.cpus:
+            return _no(container, "it has no cpuset")
+        mode = settings.exclusive_handlers.get(container.handler or handler, settings.exclusive)
+        return (
+            _from_allocator(container, allocated or {})
+            or _from_kubelet(container, every, node.kubelet, kept)
+            or _from_claims(container, node.claims)
+            or _from_administrator(container, every, mode)
+            or _inferred(container)
+        )
+
+    return tuple(map(claim, every))
 
 
 def pooled(cgroups_path: str) -> bool:
@@ -289,31 +303,6 @@ def pooled(cgroups_path: str) -> bool:
 def looks_exclusive(container: Container) -> bool:
     """Whether cgroup path, quota and shares say that the cpuset is the container's alone."""
     return bool(_inferred(container).exclusive)
-
-
-class _Known(NamedTuple):
-    """What is known beside the containers: see `exclusive_claims`."""
-
-    node: Node
-    handler: str
-    allocated: Mapping[str, CpuSet]
-    kept: CpuSet
-
-
-def _claim(container: Container, every: tuple[Container, ...], known: _Known) -> Claim:
-    if container.kind is ContainerKind.SANDBOX:
-        return _no(container, "it is the pod sandbox")
-    if not container.cpus:
-        return _no(container, "it has no cpuset")
-    settings = known.node.settings
-    mode = settings.exclusive_handlers.get(container.handler or known.handler, settings.exclusive)
-    return (
-        _from_allocator(container, known.allocated)
-        or _from_kubelet(container, every, known.node.kubelet, known.kept)
-        or _from_claims(container, known.node.claims)
-        or _from_administrator(container, every, mode)
-        or _inferred(container)
-    )
 
 
 def _from_allocator(container: Container, allocated: Mapping[str, CpuSet]) -> Claim | None:
