@@ -14,6 +14,7 @@ from kata_pin.rights.broker.pages import PagesMoved, PageWindow
 from kata_pin.rights.broker.protocol import NUMBER, Answer, Settings, answer_of, serve
 from kata_pin.rights.broker.rows import NUMBERS, Value
 from kata_pin.rights.broker.threads import ThreadCall
+from kata_pin.rights.calls import Calls
 from kata_pin.rights.client import BrokerCalls
 
 WINDOW = PageWindow(7, 1, 0, 4096, 1, 1, frozenset({0}), 0, shared=False)
@@ -140,3 +141,9 @@ async def test_as_many_jails_as_the_broker_remembers(
     assert await calls.use_all() == 0
     calls.verify_jail(7, "/vc/firecracker/7/root")
     assert await calls.use_all() == 2
+
+
+def test_every_call_that_needs_rights_is_made_by_the_broker() -> None:
+    """One that is not would be made without rights, and be refused on a node only."""
+    made_here = {name for name in vars(Calls) if name[0] != "_"} - vars(BrokerCalls).keys()
+    assert made_here == {"set_affinity"}  # of one thread: set_affinities uses it
