@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from errno import EACCES, ESTALE
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -351,26 +352,16 @@ class Witnesses:
     programs: Iterable[str] = ()
     """The names of programs that Kata may run in a jail."""
 
-    _recorded: dict[int, str] | None = field(default=None, init=False)
-    _jailed: set[int] | None = field(default=None, init=False)
-
-    @property
+    @cached_property
     def recorded(self) -> dict[int, str]:
         """The pids in Kata's files, and in which; of a VMM in the shim that is a thread."""
-        if self._recorded is None:
-            pids = read_pids(self.host.root, self.paths, self.sandbox_id)
-            groups = {checks.thread_group(self.host.root, pid): name for pid, name in pids.items()}
-            self._recorded = groups
-        return self._recorded
+        pids = read_pids(self.host.root, self.paths, self.sandbox_id)
+        return {checks.thread_group(self.host.root, pid): name for pid, name in pids.items()}
 
-    @property
+    @cached_property
     def jailed(self) -> set[int]:
         """The pids that jailers left in the sandbox's jails; a VMM may have written them itself."""
-        if self._jailed is None:
-            self._jailed = read_jailed_pids(
-                self.host.root, self.paths, self.sandbox_id, self.programs
-            )
-        return self._jailed
+        return read_jailed_pids(self.host.root, self.paths, self.sandbox_id, self.programs)
 
     def fits(self, named: VmmCommand) -> bool:
         """Whether a command line names this sandbox, or the VM that Kata's factory gave it."""
