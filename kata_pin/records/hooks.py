@@ -63,11 +63,6 @@ class HookMessage(Struct, frozen=True):
     body: bytes
 
     @property
-    def key(self) -> tuple[int, int]:
-        """What identifies the message."""
-        return self.stamp_ns, self.pid
-
-    @property
     def spool_name(self) -> str:
         """The name of its spool file."""
         return f"{self.stamp_ns}-{self.pid}.msg"

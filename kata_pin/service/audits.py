@@ -60,10 +60,7 @@ class AuditLoop:
                 self._counters.audited_at = time.time()
 
     async def deep(self) -> bool:
-        """Run one deep audit, which finds what any lost event would have reported.
-
-        Return whether all of it worked.
-        """
+        """Run a deep audit: what any lost event would have reported; whether all of it worked."""
         return await self._all_of([*self._before, self._auditor.deep, *self._after])
 
     async def _all_of(self, steps: Sequence[Callable[[], object]]) -> bool:

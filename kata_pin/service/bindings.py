@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Bindings(Observer):
-    """Makes and ends the bindings of the registry.
-
-    Observes passes.
-    """
+    """Makes and ends the bindings of the registry; observes passes."""
 
     _core: Core
     _passes: PassRunner

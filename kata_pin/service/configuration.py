@@ -48,10 +48,7 @@ def load(file: str | None = None, *, default: str = DEFAULT_FILE) -> Config:
 
 
 def read_text(file: str) -> str:
-    """Return a regular file's text, at most MAX_BYTES of UTF-8.
-
-    Raises ConfigError, and FileNotFoundError when there is none.
-    """
+    """Return a file's text, at most MAX_BYTES of UTF-8; raises ConfigError, FileNotFoundError."""
     try:
         # O_NONBLOCK: opening a FIFO without a writer would hang.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -90,10 +87,7 @@ class FileReading(Struct, frozen=True):
 
 def from_text(text: str, file: str = "") -> Config:
     """Return the Config that a file's text means; raises ConfigError for the first error in it."""
-    reading = read(text, file)
-    for error in reading.errors:
-        raise error
-    return reading.config
+    return _valid(read(text, file))
 
 
 def read(text: str, file: str = "") -> FileReading:
@@ -108,7 +102,10 @@ def read(text: str, file: str = "") -> FileReading:
 
 def from_data(data: Mapping[str, object]) -> Config:
     """Return the Config that table.as_data wrote as plain values; raises ConfigError."""
-    reading = _meaning(_as_raw(data), "", {})
+    return _valid(_meaning(_as_raw(data), "", {}))
+
+
+def _valid(reading: FileReading) -> Config:
     for error in reading.errors:
         raise error
     return reading.config

@@ -23,7 +23,8 @@ messages = st.builds(
 def test_round_trip(message: HookMessage) -> None:
     """What is encoded is decoded, and the spool file's name gives the identity back."""
     assert hooks.decode(hooks.encode(message)) == message
-    assert hooks.parse_spool_name(message.spool_name) == message.key
+    identity = (message.stamp_ns, message.pid)
+    assert hooks.parse_spool_name(message.spool_name) == identity
 
 
 @given(message=messages, cuts=st.lists(st.integers(0, 500)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kata_pin.base.config.tree import Config
@@ -33,9 +34,10 @@ def task_switches(root: HostRoot) -> Row:
     except OSError as error:
         text = f"cannot be recorded: {error.strerror}; intruders on exclusive pCPUs have no names"
         return Row("task switches", "warn", text, here(words.RECORDS))
-    if _perf_restriction(root) > PERFMON_SUFFICES:
-        text = "can be recorded by root (perf), not by the daemon, which has CAP_PERFMON alone"
-        return Row("task switches", "warn", text, here(words.PARANOID))
+    with suppress(OSError, ValueError):
+        if int(read_text(root.proc("sys/kernel/perf_event_paranoid"))) > PERFMON_SUFFICES:
+            text = "can be recorded by root (perf), not by the daemon, which has CAP_PERFMON alone"
+            return Row("task switches", "warn", text, here(words.PARANOID))
     return Row("task switches", "ok", "can be recorded (perf)")
 
 
@@ -61,14 +63,6 @@ def scheduler(root: HostRoot) -> Iterator[Row]:
         "thread of a pCPU runs and for how long, and what weights and slices mean"
     )
     yield Row("scheduler", "warn", text, "end it where latency counts, such as systemctl stop scx")
-
-
-def _perf_restriction(root: HostRoot) -> int:
-    """Return kernel.perf_event_paranoid; the least where it cannot be read."""
-    try:
-        return int(read_text(root.proc("sys/kernel/perf_event_paranoid")))
-    except (OSError, ValueError):
-        return -1
 
 
 def watch(ask: Callable[[], WatchDocument]) -> Iterator[Row]:

@@ -239,11 +239,12 @@ def _picture(guest: Guest, output: Output) -> list[Text]:
 
 def _rows(guest: Guest, output: Output, *, drawn: bool) -> Iterator[list[Text]]:
     names = {one.id: one.name for one in guest.containers}
+    sharers = ", ".join(one.name for one in guest.containers if not one.owned and one.cpus)
     first = _first_pcpus(guest)
     ordered = sorted(guest.vcpus, key=lambda one: _map_place(one, first))
     for owner, group in groupby(ordered, key=lambda one: one.container):
         vcpus = list(group)
-        title = names.get(owner, owner[:12]) if owner else _sharers(guest)
+        title = names.get(owner, owner[:12]) if owner else sharers
         for n, one in enumerate(vcpus):
             yield [
                 phrases.cpus(one.cpus),
@@ -291,11 +292,6 @@ def _bracket(position: int, size: int, output: Output) -> str:
     if size == 1:
         return signs[0]
     return signs[1 if position == 0 else 3 if position == size - 1 else 2]
-
-
-def _sharers(guest: Guest) -> str:
-    """Return the containers that use vCPUs without an owner."""
-    return ", ".join(one.name for one in guest.containers if not one.owned and one.cpus)
 
 
 def _owner(title: str, *, owned: bool) -> Text:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from itertools import groupby
 from shlex import quote
 from typing import Final
 
@@ -99,13 +98,12 @@ def _vcpu(
 ) -> Iterator[VcpuLatency]:
     guest_cpus = {one.tid: one.guest_cpu for one in sandbox.guest.vcpus} if sandbox.guest else {}
     names = {one.id: one.name for one in sandbox.containers}
-    exits = _by_thread(measured.exits or ())
     for thread in _vcpus(sandbox):
         place = pcpus.parse(thread.expected if thread.expected is not None else thread.affinity)
         row = rows.get(next(iter(place), -1)) if len(place) == 1 else None
         before, after = measured.times.get(thread.tid, (None, None))
         here = _switches(thread.tid, row, measured)
-        outside = exits.get(thread.tid, [])
+        outside = [one for one in measured.exits or () if one.tid == thread.tid]
         known = measured.exits is not None and row is not None
         yield VcpuLatency(
             vcpu=thread.label,
@@ -123,11 +121,6 @@ def _vcpu(
             reasons=tuple(_reasons(outside))[:MOST] if known else (),
             causes=tuple(_causes(thread, row))[:MOST] if row else (),
         )
-
-
-def _by_thread(exits: Iterable[MeasuredExits]) -> dict[int, list[MeasuredExits]]:
-    ordered = sorted(exits, key=lambda one: one.tid)
-    return {tid: list(same) for tid, same in groupby(ordered, key=lambda one: one.tid)}
 
 
 def _switches(tid: int, row: ProvedPcpu | None, measured: Measured) -> tuple[int, int] | None:

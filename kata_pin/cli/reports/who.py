@@ -102,9 +102,9 @@ def command(pid: int) -> str:
     return words if len(words) <= MAX_COMMAND else f"{words[: MAX_COMMAND - 3]}..."
 
 
-def busy_percents(online: CpuSet, *, interval_s: float = 0.2) -> dict[int, float]:
-    """Return how busy each pCPU is during the interval, in percent; empty if that is unknown."""
-    loads = psutil.cpu_percent(interval_s, percpu=True)
+def busy_percents(online: CpuSet) -> dict[int, float]:
+    """Return how busy each pCPU is during 0.2 s, in percent; empty if that is unknown."""
+    loads = psutil.cpu_percent(0.2, percpu=True)
     # psutil lists online pCPUs in order, without their numbers
     return dict(zip(online, loads, strict=True)) if len(loads) == len(online) else {}
 
