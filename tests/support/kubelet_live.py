@@ -212,12 +212,10 @@ class _Static:
     """
 
     def __init__(self, topology: HostTopology, trace: Row) -> None:
-        options = dict(trace["options"])
         self._settings = AllocSettings(
             reserved=CpuSet.parse(trace["reserved"]),
-            strict_reserved=options.pop("strict-cpu-reservation", "false") == "true",
             shared_min=1,
-            options=options,
+            options=trace["options"],
             manager=ManagerPolicy(trace["topology_manager"]),
             strict=True,
         )

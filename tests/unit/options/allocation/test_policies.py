@@ -61,7 +61,8 @@ def test_pools_of_an_empty_node() -> None:
     assert (pools.reserved, pools.housekeeping) == (cpus("0,8"), cpus("1,9"))
     assert pools.shared == cpus("0,2-8,10-15")
     strict = policy(chosen=replace(chosen, strict_reserved=True)).start()
-    assert strict.shared == cpus("2-7,10-15")
+    as_kubelets = replace(chosen, options={"strict-cpu-reservation": "true"})
+    assert strict.shared == policy(chosen=as_kubelets).start().shared == cpus("2-7,10-15")
 
 
 def test_isolated_cpus_are_left_alone() -> None:
