@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -347,7 +346,7 @@ def _usable_mount(root: HostRoot) -> CgroupMount:
 @contextmanager
 def _cgroup(root: HostRoot, mount: CgroupMount) -> Iterator[str]:
     _sweep(root, mount.point)
-    folder = f"{mount.point}/{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    folder = f"{mount.point}/{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     os.mkdir(folder)
     try:
         yield folder

@@ -1,4 +1,4 @@
-"""HTTP: one request at a time to a server of Kubernetes, and answers to GET."""
+"""HTTP: one request at a time to a server of Kubernetes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
-from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,7 +20,6 @@ from msgspec import Struct
 
 from kata_pin.base.errors import ParseError, StateError, reason_of
 from kata_pin.linux.owned_files import FileRefused, read_projected
-from kata_pin.linux.sockets import BACKLOG
 
 # > client = HttpClient("https://127.0.0.1:10250", token="/path/token", ca="/path/ca.crt")
 # > answer = await client.ask("GET", "/pods", HttpClient.whole)
@@ -265,65 +263,3 @@ class _NamedConnection(http.client.HTTPSConnection):
         """Connect, and check the certificate against the name."""
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
-
-
-# Answers GET over HTTP/1.0: one request per connection, a bounded head, a deadline for it.
-
-METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Type of Prometheus' text format."""
-
-TEXT: Final = "text/plain; charset=utf-8"
-
-MAX_HEAD: Final = 8192
-"""Longest request line and headers."""
-
-HEAD_S: Final = 5.0
-
-
-class Page(Struct, frozen=True):
-    """What is answered."""
-
-    body: bytes
-    status: int = 200
-    kind: str = METRICS
-
-
-Pages = Mapping[bytes, Callable[[], Awaitable[Page]]]
-"""What makes the page of each path."""
-
-
-async def answer(reader: asyncio.StreamReader, pages: Pages) -> bytes:
-    """Read a request and return the answer; raises TimeoutError."""
-    try:
-        async with asyncio.timeout(HEAD_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        return _encoded(Page(b"request too long\n", 431, TEXT))
-    words = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return _encoded(Page(b"not an HTTP request\n", 400, TEXT))
-    method, target, _ = words
-    if method not in {b"GET", b"HEAD"}:
-        return _encoded(Page(b"only GET\n", 405, TEXT), "Allow: GET, HEAD\r\n")
-    make = pages.get(target.partition(b"?")[0])
-    if make is None:
-        known = b" ".join(pages)
-        return _encoded(Page(b"not here; there is %b\n" % known, 404, TEXT))
-    page = await make()
-    encoded = _encoded(page)
-    return encoded if method == b"GET" else encoded[: len(encoded) - len(page.body)]
-
-
-def tcp_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
-
-
-def _encoded(page: Page, headers: str = "") -> bytes:
-    head = (
-        f"HTTP/1.0 {page.status} {HTTPStatus(page.status).phrase}\r\n"
-        f"Content-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
-        f"{headers}Connection: close\r\n\r\n"
-    )
-    return head.encode() + page.body

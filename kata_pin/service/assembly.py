@@ -35,8 +35,8 @@ from kata_pin.guest.manager import Guests
 from kata_pin.linux import sockets
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.sockets import BACKLOG, Clients, send
-from kata_pin.peers.http import MAX_HEAD, Page, answer, tcp_listener
 from kata_pin.peers.nri.plugin import NriPlugin
+from kata_pin.peers.pages import MAX_HEAD, Page, answer, tcp_listener
 from kata_pin.records.bundles import Intake
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import History

@@ -94,3 +94,10 @@ def test_completion_imports_no_click(serve: Serve) -> None:
     found = imported([], _KATA_PIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="4")
     assert "kata_pin.service.exchange" in found
     assert among(found, NEVER | CLICK) == set()
+
+
+def test_the_daemon_imports_no_client_of_http() -> None:
+    """It and what draws keys take 2 MiB of a daemon that runs on every node."""
+    found, _ = modules("import kata_pin.service.app", [], {})
+    assert "kata_pin.peers.pages" in found
+    assert among(found, {"email", "hashlib", "http.client", "secrets"}) == set()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.config.tree import Endpoint, EndpointKind
-from kata_pin.peers import http
-from kata_pin.peers.http import MAX_HEAD
+from kata_pin.peers import pages
+from kata_pin.peers.pages import MAX_HEAD
 from kata_pin.service import assembly
 from kata_pin.service.assembly import MAX_CLIENTS, MetricsServer
 
@@ -131,7 +131,7 @@ async def test_anything_else_is_refused(
 
 async def test_one_who_says_nothing_is_dropped(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stalls is hung up on, and one that hangs up itself disturbs nobody."""
-    monkeypatch.setattr(http, "HEAD_S", 0.05)
+    monkeypatch.setattr(pages, "HEAD_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(b"GET /met")
     async with asyncio.timeout(5):
