@@ -161,9 +161,11 @@ async def send(writer: asyncio.StreamWriter, data: bytes, within_s: float) -> No
     Piece by piece: for a long text the transport would make a copy per client, and hold up the loop
     while the kernel takes it.
     """
-    whole = memoryview(data)
-    async with asyncio.timeout(within_s):
-        for start in range(0, len(whole), PIECE):
-            writer.write(whole[start : start + PIECE])
-            await writer.drain()
-            await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(within_s):
+            for start in range(0, len(data), PIECE):
+                writer.write(data[start : start + PIECE])
+                await writer.drain()
+                await asyncio.sleep(0)
+    finally:
+        del data  # after a failed write asyncio keeps our frame, until cycles are collected

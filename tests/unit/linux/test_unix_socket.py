@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import socket
 import stat
@@ -9,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.linux.sockets import Peer, listen, peer
+from kata_pin.linux.sockets import PIECE, Clients, Peer, listen, peer, send
+
+
+class Answer(bytes):
+    """Bytes that say when they are freed."""
+
+    freed = asyncio.Event()
+
+    def __del__(self) -> None:
+        self.freed.set()
 
 
 def test_it_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
@@ -46,3 +57,24 @@ def test_the_kernel_tells_who_is_there() -> None:
         assert peer(ours) == (os.getpid(), os.geteuid())
         assert peer(ours).trusted
     assert not Peer(1, os.geteuid() + 4711).trusted
+
+
+async def test_what_a_client_left_behind_is_not_kept(tmp_path: Path) -> None:
+    """Its answer may be megabytes, and cycles are rarely collected."""
+    answers, gone = [Answer(3 * PIECE)], asyncio.Event()
+
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        await send(writer, answers.pop(), 10.0)
+
+    path = str(tmp_path / "s")
+    clients = Clients("client", 1, talk, limit=64)
+    gc.disable()
+    try:
+        async with clients.served(listen(path, backlog=1)):
+            (await asyncio.open_unix_connection(path))[1].close()
+            gone.set()
+            async with asyncio.timeout(10):
+                await Answer.freed.wait()
+    finally:
+        gc.enable()
