@@ -4,9 +4,10 @@ Run by hand, `scripts/lab test trixie-kvm --with-kubelet -- tests/e2e/test_kubel
 kubelet for all tests, which build on each other in this order; then all again with the systemd
 cgroup driver (`-k systemd` for these alone). Audits are off: events alone do it.
 
-With the systemd driver the kubelet kills containers of minikata every few seconds, as it did with
-real Kata 3.32: nothing of Kata runs in the slice that it made for the pod. Tests that need
-containers to go on running skip then.
+With the systemd driver nothing of Kata runs in the slice that the kubelet made for the pod, and
+systemd takes the cpuset controller away from a slice in which nothing asks for it. The kubelet
+counts that as no cgroup, and kills the pod's containers whenever it looks. A setting of all pods'
+slices keeps the controller.
 
 Out of scope: in-place resize, which needs an API server (tests/cluster/test_resize.py).
 """
@@ -17,7 +18,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -43,6 +46,9 @@ QUIET: Final = {"affinity_s": 3600, "deep_s": 86400}
 TWO: Final = {"io.katacontainers.config.hypervisor.default_max_vcpus": "2"}
 """A container without a quota has the whole default set, by which Kata would size its VM."""
 
+SLICES: Final = Path("/run/systemd/system/kubepods-.slice.d/kata-pin-e2e.conf")
+"""A setting of the slices of all pods, and of their QoS classes."""
+
 Tell = Callable[[str], None]
 
 
@@ -55,7 +61,6 @@ class Stage:
     kubelet: RealKubelet
     watch: KubeletWatch
     tell: Tell
-    driver: str
 
     def wait_running(self, pod: str) -> None:
         """Wait until a pod's container runs."""
@@ -127,6 +132,7 @@ def stage(
     alloc = {"policy": "static", "allow": [{"namespace": "*"}]}
     nri, audit = {"enabled": "yes"}, QUIET
     with (
+        _cpuset_in_slices(node),
         kata_handler(node, folder, default=True) as containerd,
         unit.restarted_with(alloc=alloc, nri=nri, audit=audit, log_level="debug"),
         KubeletWatch() as watch,
@@ -139,17 +145,23 @@ def stage(
             with kubelet:
                 kubelet.wait_serving()
                 tell("the kubelet serves")
-                yield Stage(node, unit, kubelet, watch, tell, request.param)
+                yield Stage(node, unit, kubelet, watch, tell)
         finally:
             tell(f"{watch.looks} looks, {len(watch.samples)} different samples")
             containerd.pods.extend(watch.sandboxes)
 
 
-@pytest.fixture
-def lasting(stage: Stage) -> None:
-    """Skip where the kubelet does not let containers run on."""
-    if stage.driver == "systemd":
-        pytest.skip("with the systemd cgroup driver the kubelet kills Kata's containers")
+@contextmanager
+def _cpuset_in_slices(node: Node) -> Iterator[None]:
+    """Have systemd leave the cpuset controller to pods' slices."""
+    SLICES.parent.mkdir(parents=True, exist_ok=True)
+    SLICES.write_text(f"[Slice]\nAllowedCPUs=0-{node.cpus - 1}\n")
+    node.run(["systemctl", "daemon-reload"], seconds=60)
+    try:
+        yield
+    finally:
+        SLICES.unlink()
+        node.run(["systemctl", "daemon-reload"], seconds=60)
 
 
 def test_an_exclusive_and_a_shared_vm(stage: Stage) -> None:
@@ -169,7 +181,6 @@ def test_our_own_allocator_stands_aside(stage: Stage) -> None:
     assert [stage.kubelet.restarts(pod) for pod in ("a", "s")] == [0, 0]
 
 
-@pytest.mark.usefixtures("lasting")
 def test_a_new_exclusive_pod_has_its_cpus_at_once(stage: Stage) -> None:
     """All others leave them before the kubelet writes any cpuset.
 
@@ -214,7 +225,6 @@ def _report(stage: Stage, samples: Sequence[Sample]) -> None:
         stage.tell(f"{len(of_pod)} threads of {pod} were seen on others' CPUs, {longest:.1f} s")
 
 
-@pytest.mark.usefixtures("lasting")
 def test_restarts_change_nothing(stage: Stage) -> None:
     """kata-pin's daemon and the kubelet are killed and come back: no thread's mask changes."""
     stage.wait_settled("a", "b", "s")
@@ -248,7 +258,6 @@ def _moved(samples: Sequence[Sample], *pods: str) -> list[str]:
     return sorted(lines)
 
 
-@pytest.mark.usefixtures("lasting")
 def test_a_pod_that_keeps_failing(stage: Stage) -> None:
     """Its command does not exist: each try has the same CPUs, and moves nobody."""
     stage.kubelet.add("f", cpus=2, command=["/nothing"])
@@ -265,7 +274,6 @@ def test_a_pod_that_keeps_failing(stage: Stage) -> None:
     assert [one.trespassers() for one in samples if one.trespassers()] == []
 
 
-@pytest.mark.usefixtures("lasting")
 def test_what_a_pod_had_is_shared_when_it_has_ended(stage: Stage) -> None:
     """Two pods are removed: their CPUs are in the default set, shared threads use them again."""
     gone = stage.held("b") | stage.held("f")
