@@ -243,10 +243,12 @@ class PooledPolicy:
         self.name = name
         self._topology = topology
         self._machine = Machine.of(topology)
-        self._settings = settings
         self._rule = rule
         self._follows_memory = follows_memory
         self._options = StaticOptions.parse({"true-unit-sizes": "true", **settings.options})
+        if self._options.strict_cpu_reservation:
+            settings = replace(settings, strict_reserved=True)
+        self._settings = settings
         single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
         self._options.check_against(self._machine, single_numa_node=single)
         self._choice = make_choice(topology, self._machine, self._options, settings)

@@ -12,7 +12,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.documents.pools import Pools
 from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind
-from kata_pin.options.allocation.demand import Demand, StaticOptions
+from kata_pin.options.allocation.demand import Demand
 
 # The pools of an empty node, the shared pool's part in each grant, and what an event changed.
 
@@ -26,9 +26,7 @@ def initial_state(topology: HostTopology, settings: AllocSettings) -> AllocState
     online = CpuSet(cpu.cpu for cpu in topology.cpus)
     allowed = online - topology.isolated if settings.cpus is None else settings.cpus
     housekeeping = settings.housekeeping & online
-    options = StaticOptions.parse(settings.options)
-    strict = settings.strict_reserved or options.strict_cpu_reservation
-    kept_out = housekeeping | (settings.reserved if strict else EMPTY)
+    kept_out = housekeeping | (settings.reserved if settings.strict_reserved else EMPTY)
     cpus = (allowed & online) - kept_out
     if not cpus:
         return AllocState(cpus=online, reserved=online)

@@ -117,6 +117,14 @@ def test_a_new_container_has_the_shared_pool(world: World, bad: Method) -> None:
     assert grant.reasons == (world.complaints[0],)
 
 
+def test_its_options_are_its_own(world: World) -> None:
+    """Only policies of ours take none but those of the kubelet's static policy."""
+    world.chosen = settings(options={"depth": "3"})
+    world.allocator = world.make()
+    grant = world.allocator.admit(request("db", "exclusive", cpus=2)).state.grants["c-db"]
+    assert (world.allocator.problem, len(grant.exclusive), world.complaints) == ("", 2, [])
+
+
 def test_a_device_is_what_its_path_says() -> None:
     """By the kernel's names: numbers of another device would be another device."""
     null = Device("/dev/null", "c", 1, 3)
