@@ -1,8 +1,4 @@
-"""Our own allocator, which decides cpusets (`alloc.policy`).
-
-It is kept in step with overrides, annotations, passes, and what the runtime reports. Everything is
-off, and costs nothing, with alloc.policy none.
-"""
+"""Our own allocator, which decides cpusets (`alloc.policy`)."""
 
 from __future__ import annotations
 
@@ -143,7 +139,10 @@ class StoredAllocation(Running):
 
 
 class Allocation(StoredAllocation):
-    """The option at work in a daemon."""
+    """The option at work in a daemon: in step with overrides, annotations, passes, the runtime.
+
+    Everything is off, and costs nothing, with alloc.policy none.
+    """
 
     def __init__(self, core: Core, serving: Serving) -> None:
         """Raises StateError."""

@@ -177,7 +177,7 @@ def test_a_repeated_key_is_an_error() -> None:
 
 
 def test_members_are_those_of_this_version() -> None:
-    """A renamed field of model.alloc changes the format, so VERSION must be raised with it."""
+    """A renamed field of base/allocation.py changes the format: raise VERSION with it."""
     document = json.loads(dump_state(FULL))
     grant = document["grants"][0]
     assert list(document) == ["version", "cpus", "reserved", "housekeeping", "grants"]
