@@ -165,7 +165,7 @@ class Configuration(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """All pods and their living containers ."""
+    """All pods and their living containers."""
 
     pods: tuple[Pod, ...] = ()
     containers: tuple[PodContainer, ...] = ()
