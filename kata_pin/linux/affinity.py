@@ -123,7 +123,7 @@ def _invalid(root: HostRoot, action: Action) -> Outcome:
 
 
 class AuditFinding(Struct, frozen=True):
-    """What an audit of one process found; false when nothing differs.
+    """What an audit of one process found; empty when nothing differs.
 
     `moved`: threads with another affinity than expected; `born`: threads not expected; `gone`:
     expected ones that exited, or whose tid another thread has now.
@@ -132,9 +132,6 @@ class AuditFinding(Struct, frozen=True):
     moved: tuple[int, ...] = ()
     born: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.moved or self.born or self.gone)
 
 
 T = TypeVar("T")
