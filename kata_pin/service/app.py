@@ -102,11 +102,12 @@ def _signals(stop: asyncio.Event, reload: Callable[[], object]) -> Iterator[None
 def calm_collector() -> None:
     """Make Python's collector of reference cycles rare: a full one holds up a pass by 15 ms.
 
-    What is loaded by now is never garbage, and passes make none with cycles.
+    What is loaded by now is never garbage, and passes make none with cycles; each connection leaves
+    one (asyncio's transport), which only a look at young objects frees.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
+    gc.set_threshold(2_000, 100, 100)
 
 
 def serve(config: Config, reread: Callable[[], Config], *, debug: bool = False) -> None:
