@@ -28,7 +28,6 @@ ANY = 0xFFFFFFFF  # VMADDR_CID_ANY
 PORT, ASK_PORT = 1024, 1025
 CGROUPS = "/sys/fs/cgroup/kata"
 ONLINE = "/sys/devices/system/cpu/online"
-VERSION = "4.1.0-test"
 
 OK, INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 0, 3, 7, 12, 13
 REQUEST, RESPONSE = 1, 2
@@ -71,17 +70,6 @@ class Agent:
         except OSError as error:
             raise Refusal(INTERNAL, f'"{error}"') from error
         return answer
-
-    # ---- Health, and what the agent says of itself ---------------------------------------
-
-    def Check(self, asked: "Message") -> bytes:
-        return number(1, 1)
-
-    def Version(self, asked: "Message") -> bytes:
-        return text(1, "0.0.1") + text(2, VERSION)
-
-    def GetGuestDetails(self, asked: "Message") -> bytes:
-        return text(2, text(1, VERSION) + number(2, 0) + text(6, "test"))
 
     # ---- containers ----------------------------------------------------------------------
 
