@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from kata_pin.base.config.tree import LiveConfig
-from kata_pin.base.errors import HostError, KataPinError, reason_of
+from kata_pin.base.errors import HostError, reason_of
 from kata_pin.base.placement import Binding, Cause, Report, outcome_of
 from kata_pin.base.sandbox import Container, ProcessKey, Sandbox, Vmm
 from kata_pin.engine.counters import Observer, Slices
@@ -192,6 +192,9 @@ class ExitWatches:
 GRACE_S: Final = sum(RETRY_S)
 """How long a sandbox may be without a VMM: Firecracker's hooks run before the VM starts."""
 
+AGAIN_S: Final = 5.0
+"""How long to wait before passes may ask again for processes that could not be read."""
+
 
 @dataclass
 class PassRunner:
@@ -314,9 +317,11 @@ class PassRunner:
         """Read what passes asked for in vain, beside them: a hook may wait for the answer."""
         try:
             more = await self._engine.search.survey.read_wanted()
-        except (KataPinError, OSError) as error:
+        except Exception as error:  # a fault barrier
             log.error("cannot read processes now: %s", reason_of(error))
-            return
+            log.debug("cannot read processes now", exc_info=True)
+            await asyncio.sleep(AGAIN_S)
+            more = True  # the next passes ask again
         for one in asked.intersection(self._sandboxes.ids) if more else ():
             self._sandboxes.mark(one, "processes were read", event=False)
 

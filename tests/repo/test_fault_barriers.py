@@ -12,7 +12,7 @@ PACKAGE = ROOT / "kata_pin"
 BARRIERS = {
     "engine/sandboxes.py": ["_one_pass"],
     "guest/keeper.py": ["attempt"],
-    "engine/runner.py": ["_notify"],
+    "engine/runner.py": ["_notify", "_read_wanted"],
     "service/audits.py": ["_all_of"],
     "options/quiet/keeper.py": ["_run"],
     "options/memory/keeper.py": ["_settle"],

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config, LiveConfig
@@ -15,6 +16,7 @@ from kata_pin.base.placement import PassOutcome, Report
 from kata_pin.base.sandbox import Container
 from kata_pin.base.steps import Steps
 from kata_pin.base.values import ContainerState
+from kata_pin.engine import runner
 from kata_pin.engine.counters import Observer
 from kata_pin.engine.passes import Engine
 from kata_pin.engine.runner import PassRunner
@@ -157,6 +159,23 @@ async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(
     assert not sandboxes.entry("a").supervisor._wanted
     await started[0]
     assert [sandboxes.entry(one).supervisor._wanted for one in ("a", "b", "c")] == [1, 1, 0]
+
+
+async def test_processes_that_cannot_be_read_end_nothing(
+    registry: Registry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon would end with the task that reads them; another pass asks for them again."""
+    monkeypatch.setattr(runner, "AGAIN_S", 0)
+    sandboxes, passes = _passes(registry, Listening())
+    sandboxes.enter("a")
+
+    async def read_wanted() -> bool:
+        raise ValueError("no sense")
+
+    cast("Any", passes._engine.search.survey).read_wanted = read_wanted
+    await passes._read_wanted({"a"})
+    assert sandboxes.entry("a").supervisor._wanted == 1
+    assert "cannot read processes now: no sense" in caplog.text
 
 
 async def test_an_unpin_is_remembered_in_its_turn(registry: Registry) -> None:
