@@ -159,7 +159,8 @@ def test_the_daemon_starts_whatever_is_there(
     daemon = node.start()
     assert node.hook("poststop", "c9", os.getpid()).stderr == ""
     daemon.terminate()
-    if make is Path.mkdir and name in ("registry.db", "lock", "control.sock"):
+    folder = make is Path.mkdir and name in ("registry.db", "lock", "control.sock")
+    if folder or (make is _unreadable and name == "spool"):
         (aside,) = node.runtime_dir.glob(f"{name}.foreign-*")
         assert str(aside) in node.log
     victim = node.root / "victim"
