@@ -168,6 +168,7 @@ async def test_a_pcpu_that_is_nobodys_any_more(watched: Watched) -> None:
     watched.ran(waited_s=90)
     await watched.look()
     await watched.node.stopped(watched.vm, "own")
+    await watched.node.ask("reconcile")  # the pass that takes the pCPU back may not have run yet
     watched.ran(waited_s=180)
     assert await watched.look() == {}
     await watched.node.create(watched.vm, "own", "4", exclusive=True)
