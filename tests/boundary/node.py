@@ -67,6 +67,16 @@ class Clock:
             patch.setattr(time, "monotonic", lambda: now)
             yield
 
+    async def turns(self, holds: Callable[[], object]) -> None:
+        """While time is stopped, let all others have their turns until something holds.
+
+        What comes from outside, as a file's event does, takes its time on a busy machine.
+        """
+        limit = _monotonic() + 10 * SCALE
+        while not holds():
+            assert _monotonic() < limit, "it does not hold while no time passes"
+            await asyncio.sleep(0)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Have the block take no time, however long it blocks the event loop."""
