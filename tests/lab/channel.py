@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from tests.lab import frames
-from tests.lab.errors import DeadlineError, LabError
+from tests.lab.errors import DeadlineError, GoneError, LabError
 
 PORTS: Final = 4
 _CHUNK: Final = 16 * 1024
@@ -189,10 +189,10 @@ class Channel:
             if self._socket.fileno() in ready:
                 data = self._socket.recv(256 * 1024)
                 if not data:
-                    raise LabError("the machine went away")
+                    raise GoneError("the machine went away")
                 return self._decoder.feed(data)
         except (BrokenPipeError, ConnectionResetError):
-            raise LabError("the machine went away") from None
+            raise GoneError("the machine went away") from None
         except BlockingIOError:
             pass
         return []

@@ -22,6 +22,10 @@ class DeadlineError(LabError):
     """A wait ended without what was waited for."""
 
 
+class GoneError(LabError):
+    """The machine ended while something waited for it."""
+
+
 class NotBuiltError(LabError):
     """A program that was asked for cannot be built here."""
 

@@ -59,6 +59,15 @@ def test_machine_that_does_not_come_up_is_reported_and_fails_nothing(tmp_path: P
     assert "panic" in done.stdout
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_machine_that_ended_is_named(tmp_path: Path, code: int) -> None:
+    """Another one went on: the summary says so if all passed there."""
+    ended = "the machine ended during tests/e2e/test_a.py::test_b[c d]"
+    done = _run(tmp_path, test="exit 0", lab=f"echo 'lab: {ended}'; exit {code}")
+    assert done.returncode == code
+    assert (f"{ended}; another one went on" in _stages(done)) is (code == 0)
+
+
 @pytest.mark.parametrize(("test", "lab"), [(1, 0), (0, 1), (0, 130)])
 def test_failures_fail_the_run(tmp_path: Path, test: int, lab: int) -> None:
     """A failing test fails the run, here or in the lab, and so does a lab that could not run."""

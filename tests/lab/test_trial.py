@@ -10,7 +10,7 @@ import pytest
 from tests.lab.errors import EX_NOT_BUILT, NotBuiltError
 from tests.lab.flavours import DEFAULT, flavour
 from tests.lab.settings import Settings
-from tests.lab.trial import Trial
+from tests.lab.trial import Left, Trial, left_to_run
 
 
 def test_a_kubelet_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +27,17 @@ def test_a_kubelet_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NotBuiltError, match="scripts/kubelet cannot build") as raised:
         trial._script("kubelet")
     assert raised.value.exit_code == EX_NOT_BUILT
+
+
+ENDED = """tests/e2e/test_a.py::test_one PASSED                 [  1%]
+tests/e2e/test_a.py::test_two[x y] FAILED                 [  2%]
+tests/e2e/test_b.py::test_first PASSED                    [  3%]
+tests/e2e/test_b.py::test_last """
+
+
+def test_what_is_left_when_the_machine_ended() -> None:
+    """The file that was being run, from its beginning, and those after it; failures stay known."""
+    failed = "tests/e2e/test_a.py::test_two[x y]"
+    left = Left("tests/e2e/test_b.py::test_last", ["--ignore=tests/e2e/test_a.py"], [failed])
+    assert left_to_run(ENDED) == left
+    assert left_to_run("collecting ... ") is None

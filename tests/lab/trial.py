@@ -3,12 +3,16 @@
 Results (default build/lab/FLAVOUR): junit.xml and pytest.txt, summary.json (outcome and timings),
 console.log, journal.txt, install.txt, the captured topology, and failures/TEST/ for each failing
 test. Whatever happens the machine is ended and what it left is brought back if it still answers.
+
+A machine that ends by itself (a kernel that panics, an emulator that crashes) is named with the
+test that ran and the end of its console, and once another one goes on at the file of that test.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.lab import install, process, transfer, wheels
 from tests.lab.channel import Channel
-from tests.lab.errors import EX_NOT_BUILT, LabError, NotBuiltError, NotUpError
+from tests.lab.errors import EX_NOT_BUILT, GoneError, LabError, NotBuiltError, NotUpError
 from tests.lab.flavours import CPUS, NODES, Flavour
 from tests.lab.image import VENV, Builder, Image, Tell
 from tests.lab.machine import Machine, Running
@@ -62,6 +66,36 @@ CLUSTER: Final = ("kubelet", "containerd", "cluster")
 """Scripts that build programs which a machine can be given; a cluster's has our image too."""
 
 
+_TEST: Final = re.compile(
+    r"^((tests/\S+?\.py)::.+?) (?:(PASSED|SKIPPED|FAILED|ERROR)\b|$)", re.MULTILINE
+)
+"""A line of pytest's for a test: its name, its file, what it came to; the last is being run."""
+
+
+class Left(NamedTuple):
+    """What is left to run when a machine ended during a test, from the beginning of its file.
+
+    Tests of one file may share what the first of them made.
+    """
+
+    during: str
+    options: list[str]
+    failed: list[str]
+
+
+def left_to_run(output: str) -> Left | None:
+    """Return what is left by what `pytest -v` has printed; None before its first test."""
+    tests = [match.groups() for match in _TEST.finditer(output)]
+    if not tests:
+        return None
+    during, last, _ = tests[-1]
+    files = dict.fromkeys(file for _, file, _ in tests if file != last)
+    failed = [
+        name for name, file, outcome in tests if outcome in ("FAILED", "ERROR") and file != last
+    ]
+    return Left(during, [f"--ignore={file}" for file in files], failed)
+
+
 class Trial:
     """One run of the tests in one machine."""
 
@@ -100,7 +134,15 @@ class Trial:
                     tests = self._stage(Path(folder), programs)
                 with self._timed("boot"):
                     running = self._boot(image, keep=keep, reuse=reuse)
-                code = self._test(running, project, tests, pytest_arguments)
+                try:
+                    code = self._test(running, project, tests, pytest_arguments)
+                except GoneError as error:
+                    left = self._left(error)
+                    running = self._boot(image, keep=keep, reuse=False)
+                    code = self._test(running, project, tests, (*pytest_arguments, *left.options))
+                    for name in left.failed:
+                        self._tell(f"FAILED {name} - in the machine that ended")
+                        code = 1
                 outcome = "passed" if code == 0 else "failed"
             except (NotBuiltError, NotUpError) as error:
                 outcome, code, reason = "not run", error.exit_code, str(error)
@@ -133,6 +175,20 @@ class Trial:
                     raise
                 self._tell(f"lab: {error}\nlab: trying once more")
         raise AssertionError("unreachable")
+
+    def _left(self, error: GoneError) -> Left:
+        """Tell how the machine ended and return what another one is to run; `error` if nothing."""
+        text = self._results / "pytest.txt"
+        left = left_to_run(text.read_text(errors="replace") if text.exists() else "")
+        if left is None:
+            raise error
+        self._bring_console()
+        console = self._results / "console.log"
+        self._tell(f"lab: the machine ended during {left.during}")
+        self._tell(process.tail(console))
+        self._tell(process.tail(self._results / "qemu.log"))
+        console.rename(console.with_name("console-ended.log"))
+        return left
 
     def _test(
         self,
@@ -208,7 +264,7 @@ class Trial:
         argv += [f"--rootdir={INSIDE}", f"--junitxml={RESULTS}/junit.xml", "--durations=0", "-v"]
         argv += [f"--timeout={TEST_S * running.scale:g}"]
         argv += arguments or ["tests/e2e"]
-        with (self._results / "pytest.txt").open("wb") as text:
+        with (self._results / "pytest.txt").open("ab") as text:
 
             def show(data: bytes) -> None:
                 text.write(data)
