@@ -246,9 +246,11 @@ def test_after_the_daemon_was_killed(pod: GuestPod) -> None:
 
 def test_after_the_agent_restarted(pod: GuestPod) -> None:
     """A new agent is a new connection; what somebody else did to a cpuset meanwhile is undone."""
-    pod.guest.restart_agent()
-    pod.guest.ask(f"widen {pod.name_of('b')}")
-    assert pod.wrong()
+    assert pod.daemon.daemon is not None
+    with pod.daemon.daemon.hung():  # or it may undo it before it is seen
+        pod.guest.restart_agent()
+        pod.guest.ask(f"widen {pod.name_of('b')}")
+        pod.node.wait(lambda: bool(pod.wrong()), "b on every guest CPU")
     pod.daemon.ask("reconcile")
     pod.wait_right(60)
     pod.wait_state("applied", seconds=60)
