@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from errno import ETIMEDOUT
+from errno import EMFILE, ETIMEDOUT
 from typing import Final, NamedTuple
 
 from kata_pin.rights.broker.protocol import ANSWER, MAX_MESSAGE, REQUEST
@@ -130,14 +130,17 @@ async def readable(child: Child, deadline_s: float) -> None:
 def receive(channel: socket.socket) -> tuple[int, int, bytes, list[int]]:
     """Return an answer: the request's number, its errno, its bytes and descriptors.
 
+    The errno is EMFILE if this process has no room for a descriptor: the kernel drops it then.
     Raises EOFError when the other end closed.
     """
-    message, descriptors, _, _ = socket.recv_fds(
+    message, descriptors, flags, _ = socket.recv_fds(
         channel, MAX_MESSAGE, 4, flags=socket.MSG_CMSG_CLOEXEC
     )
     if len(message) < ANSWER.size:
         raise EOFError("closed")
     number, errno = ANSWER.unpack_from(message)
+    if flags & socket.MSG_CTRUNC:
+        errno = EMFILE
     return number, errno, message[ANSWER.size :], descriptors
 
 

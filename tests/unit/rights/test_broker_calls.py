@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -141,6 +143,44 @@ async def test_as_many_jails_as_the_broker_remembers(
     assert await calls.use_all() == 0
     calls.verify_jail(7, "/vc/firecracker/7/root")
     assert await calls.use_all() == 2
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Leave this process no room for a descriptor; poll(2) takes no more than the limit either."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda calls: calls.switches(0),
+        lambda calls: calls.system_calls("/proc/7", [7]),
+        lambda calls: calls.executables([7]),
+    ],
+    ids=["handed", "child", "content"],
+)
+def test_without_room_for_a_descriptor_a_call_fails(call: Callable[[BrokerCalls], object]) -> None:
+    """The kernel drops it; the answer is not taken for an empty one, and the broker goes on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    calls = BrokerCalls(ours, Settings(vc="/vc", kata="/kata"))
+    handed = socket.socket()
+    answer = Answer(b"[  ]", (handed.detach(),))
+    broker = threading.Thread(target=serve, args=(theirs, lambda *_: answer))
+    broker.start()
+    try:
+        with no_room(), pytest.raises(OSError, match="Too many open files"):
+            call(calls)
+        assert not calls.ended.is_set()
+    finally:
+        calls.close()
+        broker.join()
+        theirs.close()
 
 
 def test_every_call_that_needs_rights_is_made_by_the_broker() -> None:
