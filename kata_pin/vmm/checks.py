@@ -18,7 +18,14 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from kata_pin.base.errors import HostError, KataPinError, NotRead, ParseError, TaskGone
+from kata_pin.base.errors import (
+    HostError,
+    KataPinError,
+    NotRead,
+    ParseError,
+    TaskGone,
+    is_transient,
+)
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.values import ThreadRole
 from kata_pin.linux.files import MAX_MOUNTINFO, HostRoot, read_bytes
@@ -425,6 +432,8 @@ class SlowFacts:
                 self._hangs(one)
                 continue
             self._hung.pop(one.key, None)
+            if any(isinstance(answer, OSError) and is_transient(answer) for answer in (exe, data)):
+                continue  # it says nothing about the process, which is read again when asked for
             try:
                 if self._read_process(one.pid).key != one.key:
                     continue

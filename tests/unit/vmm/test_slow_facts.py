@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ class Readers(Calls):
     def __init__(self) -> None:
         self.lines: dict[int, bytes] = {}
         self.hang: set[int] = set()
+        self.errors: dict[str, int] = {}
+        """The errno of each file that cannot be read."""
         self.batches: list[int] = []
 
     async def read_slow(
@@ -36,6 +39,8 @@ class Readers(Calls):
     def _answer(self, pid: int, file: str) -> bytes | OSError:
         if pid in self.hang:
             return TimeoutError(110, "timed out")
+        if file in self.errors:
+            return OSError(self.errors[file], "cannot be read")
         return EXE if file == "exe" else self.lines.get(pid, b"x\0")
 
 
@@ -118,6 +123,27 @@ async def test_an_answer_of_a_pid_that_changed_hands_is_kept_for_nobody(
     assert await host.look() == 1
     assert not host.facts.knows(asked)
     assert not host.facts.knows(host.processes[1])
+
+
+@pytest.mark.parametrize("file", ["cmdline", "exe"])
+async def test_a_passing_error_says_nothing_about_the_process(file: str) -> None:
+    """It is read again when it is asked for; one that lasts is an answer."""
+    host = Host(1)
+    host.calls.errors = {file: errno.EMFILE}
+    assert await host.look() == 1
+    with pytest.raises(NotRead):
+        host.facts.cmdline(1)
+    assert host.facts.take_wanted() == [host.processes[1]]
+    assert host.hung == []
+    host.calls.errors = {}
+    assert await host.look() == 1
+    assert host.facts.cmdline(1) == ("x",)
+    assert host.facts.exe_file(1).path == "/usr/bin/x"
+    gone = Host(2)
+    gone.calls.errors = {"cmdline": errno.ESRCH}
+    assert [await gone.look(), await gone.look()] == [1, 0]
+    with pytest.raises(TaskGone):
+        gone.facts.cmdline(2)
 
 
 async def test_one_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
