@@ -356,8 +356,8 @@ class Options:
             try:
                 answer = await option.give_back(ids)
                 # TypeError for what Applied does not have, ValidationError for other types
-                found = Applied(kind="unpin", sandboxes=(), **answer)
-                convert(to_builtins(found), Applied)
+                given = Applied(kind="unpin", sandboxes=(), **answer)
+                found = convert(to_builtins(given), Applied)
                 kept |= {one: (*kept.get(one, ()), *getattr(found, one)) for one in answer}
             except Exception as error:  # a fault barrier: each has its turn
                 failed.append(f"option {name}: {reason_of(error)}")

@@ -239,6 +239,18 @@ async def test_one_that_cannot_restore_keeps_no_other_from_it(
         assert vm.masks == first
 
 
+async def test_what_it_could_not_restore_has_the_documents_fields_alone(
+    tmp_path: Path, package: Path
+) -> None:
+    """It may answer with plain values; what is unknown in them is in no document."""
+    kept = {"id": "c1", "pod": "shop/db", "name": "app", "cpus": "4-5"}
+    answer = {"cpusets_kept": [{**kept, "loud": True}]}
+    add_method(package, f"async def give_back(self, ids):\n        return {answer}")
+    async with Node(tmp_path, siren={}) as node:
+        done = await node.ask("release")
+        assert (done["cpusets_kept"], done["options_failed"]) == ([kept], [])
+
+
 @pytest.mark.parametrize(("granted", "expected"), [("1 // 0", {"4", "5"}), ("given", {"6"})])
 async def test_one_that_cannot_decide_fails_no_pass(
     tmp_path: Path,
