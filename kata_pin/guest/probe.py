@@ -274,7 +274,7 @@ class GuestProbe:
             cpus,
             used.total_ns / 1e9,
             [ns / 1e9 for ns in used.per_cpu_ns],
-            {key: sum(one) for key, one in times.items()},
+            {key: one.ran_s + one.waited_s for key, one in times.items()},
         )
         before = self._usage.get(container)
         self._usage[container] = now
