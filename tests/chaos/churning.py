@@ -60,6 +60,7 @@ class Seen:
 
 def measure(lives: int, _only: tuple[str, ...]) -> Iterator[Row]:
     """Yield what grew between the first look and the last."""
+    lives = at_least_one_sandbox(lives)
     with BenchNode() as node:
         told = node.runtime_dir / "tasks"  # the daemon may write there alone
         command = (sys.executable, "-m", "tests.chaos.counted", str(told))
@@ -95,6 +96,14 @@ def measure(lives: int, _only: tuple[str, ...]) -> Iterator[Row]:
     yield row("rows of what has ended", "", rows, 0)
     yield row("threads", "", last.threads - first.threads, 0)
     yield row("tasks", "", last.tasks - first.tasks, 0)
+
+
+def at_least_one_sandbox(lives: int) -> int:
+    """Return how many lives there are if a sandbox is to live before the first look.
+
+    Before that the daemon has no history that could be counted.
+    """
+    return max(lives, round(LIVES / LOOKS[0]))
 
 
 def _living(probe: Probe) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import PARTS, main
+from tests.chaos.churning import LIVES, LOOKS, at_least_one_sandbox
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "verification.md"
 
@@ -26,3 +27,9 @@ def test_without_a_part_they_are_listed(capsys: pytest.CaptureFixture[str]) -> N
     assert all(f"  {name} " in listed for name in PARTS)
     with pytest.raises(SystemExit):
         main(["nothing"])
+
+
+def test_churn_has_a_sandbox_before_its_first_look() -> None:
+    """However small its count; without one there is no history, and the look fails."""
+    assert at_least_one_sandbox(1) * LOOKS[0] == LIVES
+    assert at_least_one_sandbox(2000) == 2000
