@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Daemon:
-    """The service of one node; `run` returns after SIGTERM or SIGINT.
+    """The service of one node.
 
     `reread` returns the configuration as it is now; raises ConfigError when it is wrong.
     """
@@ -41,10 +41,11 @@ class Daemon:
     _notifier: Notifier
     _broker: Broker
     _root: HostRoot
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by SIGTERM and SIGINT; then `run` ends."""
 
     async def run(self) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT.
+        """Serve until it is stopping.
 
         Raises DaemonError when another daemon serves the runtime directory, StateError or OSError
         when it cannot be used.
@@ -68,7 +69,7 @@ class Daemon:
     async def serve(self, parts: Assembly, background: Background) -> None:
         """Run what was assembled until the daemon is stopped."""
         folder = self._config.runtime_dir
-        with _signals(self._stop, parts.reload), contextlib.closing(parts.hooks):
+        with _signals(self.stopping, parts.reload), contextlib.closing(parts.hooks):
             parts.hooks.bind()
             async with contextlib.AsyncExitStack() as listening:
                 for server in parts.controls:
@@ -77,20 +78,16 @@ class Daemon:
                 for work in parts.works():
                     background.start(work)
                 log.info("kata-pin %s serves %s", __version__, folder, extra=about(STARTED))
-                await self._stop.wait()
+                await self.stopping.wait()
                 self._notifier.send("STOPPING=1")
                 background.end()
 
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
-
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event, reload: Callable[[], object]) -> Iterator[None]:
+def _signals(stopping: asyncio.Event, reload: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, stopping.set)
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield

@@ -179,5 +179,5 @@ async def local_service(config: Config) -> AsyncIterator[LocalService]:
                 running.result()
             yield daemon
         finally:
-            daemon.stop()
+            daemon.stopping.set()
             await running

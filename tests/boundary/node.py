@@ -323,7 +323,7 @@ class Node:
         if self._running is None or self._daemon is None:
             return
         running, self._running = self._running, None
-        self._daemon.stop()
+        self._daemon.stopping.set()
         await running
 
     async def kill(self) -> None:
