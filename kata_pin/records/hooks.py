@@ -111,12 +111,6 @@ def _parse_header(line: bytes) -> tuple[Phase, int, int, int]:
     return phase, stamp_ns, pid, length
 
 
-def encode(message: HookMessage) -> bytes:
-    """Return the bytes of a request, which are also those of its spool file."""
-    head = f"KP1 {message.phase.value} {message.stamp_ns} {message.pid} {len(message.body)}\n"
-    return head.encode("ascii") + message.body
-
-
 def decode(data: bytes) -> HookMessage:
     """Read a complete request (a spool file); RemoteProtocolError if it is cut short or invalid."""
     message = HookDecoder().feed(data)

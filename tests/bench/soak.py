@@ -37,12 +37,13 @@ from typing import Final
 from kata_pin.base.documents.answers import Names
 from kata_pin.peers.oci import Phase
 from kata_pin.records.containers import TOMBSTONES
-from kata_pin.records.hooks import HookMessage, encode
+from kata_pin.records.hooks import HookMessage
 from kata_pin.service.protocol import ask, decode
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode, Container
 from tests.bench.service import ServiceProcess, service
 from tests.bench.standins import begin, program, wait_up, write_state
+from tests.support.hooks import encode
 from tests.support.katalike import ContainerSpec
 from tests.support.waiting import wait_for
 

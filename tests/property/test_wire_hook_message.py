@@ -9,6 +9,7 @@ from kata_pin.peers.oci import MAX_PID, Phase
 from kata_pin.records import hooks
 from kata_pin.records.hooks import HookDecoder, HookMessage
 from kata_pin.service.exchange import LineDecoder
+from tests.support.hooks import encode
 
 messages = st.builds(
     HookMessage,
@@ -22,7 +23,7 @@ messages = st.builds(
 @given(message=messages)
 def test_round_trip(message: HookMessage) -> None:
     """What is encoded is decoded, and the spool file's name gives the identity back."""
-    assert hooks.decode(hooks.encode(message)) == message
+    assert hooks.decode(encode(message)) == message
     identity = (message.stamp_ns, message.pid)
     assert hooks.parse_spool_name(message.spool_name) == identity
 
@@ -30,7 +31,7 @@ def test_round_trip(message: HookMessage) -> None:
 @given(message=messages, cuts=st.lists(st.integers(0, 500)))
 def test_any_split(message: HookMessage, cuts: list[int]) -> None:
     """The message comes out with its last byte, however the stream is cut."""
-    data = hooks.encode(message)
+    data = encode(message)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     decoder = HookDecoder()
     start = 0

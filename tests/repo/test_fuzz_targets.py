@@ -17,7 +17,6 @@ WRITES_TOO = ("_request", "_reply")
 
 OWN = {
     "service.protocol.encode_error",
-    "records.hooks.encode",
     "peers.ttrpc.encode",
     "service.protocol.with_items",
 }

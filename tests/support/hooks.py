@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import kata_pin.hook
-from kata_pin.records.hooks import HookConnection, HookMessage, HookServer, decode, encode
+from kata_pin.records.hooks import HookConnection, HookMessage, HookServer, decode
 from tests.support.waiting import SCALE
 
 __all__ = ["HookConnection", "HookMessage", "HookServer", "encode"]  # for tests without internals
@@ -45,6 +45,12 @@ class HookRun:
     stdout: str
     stderr: str
     seconds: float
+
+
+def encode(message: HookMessage) -> bytes:
+    """Return the bytes of a request as the hook sends them, also those of its spool file."""
+    head = f"KP1 {message.phase.value} {message.stamp_ns} {message.pid} {len(message.body)}\n"
+    return head.encode("ascii") + message.body
 
 
 def budgets_beside(calm: Sequence[HookRun]) -> tuple[str, ...]:

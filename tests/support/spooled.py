@@ -8,8 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from kata_pin.peers.oci import Phase
-from kata_pin.records import hooks
 from kata_pin.records.hooks import HookMessage, Spool
+from tests.support.hooks import encode
 
 
 def message(stamp_ns: int, pid: int = 7) -> HookMessage:
@@ -19,7 +19,7 @@ def message(stamp_ns: int, pid: int = 7) -> HookMessage:
 def leave(folder: Path, item: HookMessage) -> Path:
     """Spool a message as the hook does: under a temporary name first."""
     unfinished = folder / item.spool_name.replace(".msg", ".tmp")
-    unfinished.write_bytes(hooks.encode(item))
+    unfinished.write_bytes(encode(item))
     return unfinished.rename(folder / item.spool_name)
 
 

@@ -37,6 +37,7 @@ from kata_pin.service import protocol as service_protocol
 from kata_pin.service.commands import parse_request
 from kata_pin.service.configuration import from_text
 from kata_pin.service.exchange import LineDecoder
+from tests.support.hooks import encode
 
 Run = Callable[[bytes], object]
 
@@ -207,7 +208,7 @@ def run_hook_stream(data: bytes) -> None:
     second = None if first is not None else cut.feed(data[len(data) // 2 :])
     if whole is not None and first is None:
         assert second == whole, "cut in two it reads otherwise"
-    assert whole is None or hooks.encode(whole) == data, "another message"
+    assert whole is None or encode(whole) == data, "another message"
 
 
 def run_answers(data: bytes) -> None:
