@@ -140,7 +140,9 @@ def receive(channel: socket.socket) -> tuple[int, int, bytes, list[int]]:
         raise EOFError("closed")
     number, errno = ANSWER.unpack_from(message)
     if flags & socket.MSG_CTRUNC:
-        errno = EMFILE
+        for fd in descriptors:
+            os.close(fd)
+        errno, descriptors = EMFILE, []
     return number, errno, message[ANSWER.size :], descriptors
 
 
