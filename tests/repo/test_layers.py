@@ -63,7 +63,6 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "prometheus_client": {"service"},
     "psutil": {"cli"},
     "pyroute2": {"linux"},
-    "qemu": {"rights"},
     "rich": {"cli", "options"},
     "yaml": {"service"},
 }
