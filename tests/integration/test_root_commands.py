@@ -17,7 +17,7 @@ import pytest
 
 from kata_pin.base.counters import Scheduling
 from kata_pin.base.sandbox import ThreadKey
-from kata_pin.options.realtime.keeper import RtThreads
+from kata_pin.options.realtime import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.hooks import Spool
 from kata_pin.service.configuration import load

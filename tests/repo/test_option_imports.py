@@ -16,8 +16,8 @@ import pytest
 
 from kata_pin.base.config.options import OPTIONS
 
-FOLDERS: Final = {option.name: option.module.rpartition(".")[0] for option in OPTIONS}
-"""By option the package that nothing else imports."""
+ROOMS: Final = {option.name: ".".join(option.module.split(".")[:3]) for option in OPTIONS}
+"""By option the package or module that nothing else imports."""
 
 ON: Final[dict[str, dict[str, Any]]] = {
     "allocation": {"alloc": {"policy": "annotation"}},
@@ -93,7 +93,7 @@ def imported(folder: Path, settings: dict[str, Any], *left: str) -> set[str]:
         cwd=Path(__file__).parents[2], capture_output=True, check=True, timeout=120,
     )  # fmt: skip
     loaded = set(json.loads(done.stdout))
-    return {name for name, folder in FOLDERS.items() if folder in loaded}
+    return {name for name, room in ROOMS.items() if room in loaded}
 
 
 def test_every_option_is_looked_for() -> None:
@@ -101,8 +101,8 @@ def test_every_option_is_looked_for() -> None:
     names = {option.name for option in OPTIONS}
     assert names == set(ON)
     assert {option.name for option in OPTIONS if option.table} == set(LEFT)
-    assert all(re.fullmatch(r"kata_pin\.options\.\w+", folder) for folder in FOLDERS.values())
-    assert len(set(FOLDERS.values())) == len(names)
+    assert all(re.fullmatch(r"kata_pin\.options\.\w+", room) for room in ROOMS.values())
+    assert len(set(ROOMS.values())) == len(names)
 
 
 def test_what_is_off_is_not_imported(tmp_path: Path) -> None:

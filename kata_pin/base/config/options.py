@@ -65,13 +65,13 @@ OPTIONS: Final = (
     ),
     Option(
         "caches",
-        "kata_pin.options.caches.keeper",
+        "kata_pin.options.caches",
         lambda config: config.resctrl.enabled,
         "cache_groups",
     ),
     Option(
         "realtime",
-        "kata_pin.options.realtime.keeper",
+        "kata_pin.options.realtime",
         lambda config: config.rt.priority > 0,
         "rt_threads",
     ),

@@ -14,10 +14,10 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.counters import Scheduling
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.sandbox import ThreadKey
-from kata_pin.options.caches.keeper import CacheGroupTable
+from kata_pin.options.caches import CacheGroupTable
 from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableKind, TunableRecord
-from kata_pin.options.realtime.keeper import RtThreads
+from kata_pin.options.realtime import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
 from kata_pin.service import offline

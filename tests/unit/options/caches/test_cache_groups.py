@@ -20,7 +20,7 @@ from kata_pin.base.settings import AllowRule, ClassRule
 from kata_pin.base.values import ChangeState, ThreadRole
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.linux.files import HostRoot
-from kata_pin.options.caches.keeper import MOST_RETURNS, CacheGroups, CacheGroupTable, remove_group
+from kata_pin.options.caches import MOST_RETURNS, CacheGroups, CacheGroupTable, remove_group
 from kata_pin.records.containers import Registry
 from kata_pin.service.options import Core
 from tests.support import world

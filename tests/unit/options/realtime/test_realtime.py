@@ -14,7 +14,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Cause, Desired, PassOutcome, Placement, Report, SandboxMask
 from kata_pin.base.sandbox import Thread
 from kata_pin.base.values import ThreadRole
-from kata_pin.options.realtime.keeper import RealtimeVcpus, choose
+from kata_pin.options.realtime import RealtimeVcpus, choose
 from tests.support import world
 
 FOUR = CpuSet([4])

@@ -1,4 +1,4 @@
-"""Groups of resctrl: what each sandbox uses of caches and memory bandwidth (`resctrl`)."""
+"""Groups of resctrl: what each sandbox uses of caches and memory bandwidth (docs/caches.md)."""
 
 from __future__ import annotations
 
