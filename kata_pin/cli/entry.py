@@ -11,7 +11,7 @@ import gc
 import sys
 import time
 
-from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
+from kata_pin.cli.quick import DEFAULT_FILE, answered, plain_runtime_dir
 from kata_pin.hook import leave_exclusive_cpus
 
 _STAY = frozenset({"run", "reporter"})
@@ -29,8 +29,6 @@ def main() -> None:
         if runtime_dir is not None:
             leave_exclusive_cpus(runtime_dir)
         gc.set_threshold(COLLECTED)
-    from kata_pin.cli.quick import answered
-
     bound()  # before logging is imported, which asks for the time
     if answered(arguments):
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
+from kata_pin.cli.quick import DEFAULT_FILE, plain_runtime_dir, sandbox_names
 
 if TYPE_CHECKING:
     from kata_pin.base.config.tree import Config
@@ -194,6 +194,4 @@ def measured_for(command: F) -> F:
 
 def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the pods and ids that start with `incomplete`; none if no daemon answers quickly."""
-    from kata_pin.cli.quick import sandbox_names
-
     return sandbox_names(session_of(ctx).runtime_dir, incomplete)

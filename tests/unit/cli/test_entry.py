@@ -71,7 +71,7 @@ def test_a_command_leaves_exclusive_pcpus_before_it_imports(
     late = {name for name, cpus in found.items() if name.startswith("kata_pin") and cpus == CPUS}
     assert late - {"kata_pin", "kata_pin.cli"} == {
         "kata_pin.cli.entry",
-        "kata_pin.cli.runtime_dir",
+        "kata_pin.cli.quick",
         "kata_pin.hook",
     }
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import NodeEvent, NodeEventKind
 from kata_pin.base.documents.state import State
+from kata_pin.cli.quick import DEFAULT_FILE, RUNTIME_DIR
 from kata_pin.cli.render import reports
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.cli.runtime_dir import DEFAULT_FILE, RUNTIME_DIR
 from kata_pin.service.configuration import DEFAULT_FILE as CONFIGURATION_DEFAULT_FILE
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
