@@ -18,7 +18,7 @@ COMMANDS = {
     "history": "cli.commands.inspect:history",
     "check": "cli.commands.inspect:check",
     "prove": "cli.commands.prove:prove",
-    "metrics": "cli.commands.metrics:metrics",
+    "metrics": "cli.commands.inspect:metrics",
     "doctor": "cli.commands.inspect:doctor",
     "draw": "options.pictures.command:draw",
     "pools": "options.allocation.command:pools",

@@ -1,11 +1,11 @@
-"""Sends a line to the daemon's control or status socket: one request per connection, in time."""
+"""Asks the daemon's sockets: one request per connection, in time."""
 
 from __future__ import annotations
 
 import select
 import time
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kata_pin.base.errors import DaemonError, RemoteProtocolError, reason_of
@@ -124,15 +124,54 @@ def _readable(peer: socket, seconds: float) -> bool:
 
 def _line(peer: socket, deadline: float) -> bytearray:
     line = bytearray()
-    while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        peer.settimeout(left)
-        data = peer.recv(CHUNK)
-        if not data:
-            raise RemoteProtocolError("the daemon closed the connection before it answered")
-        line += data
+    for piece in _pieces(peer, deadline):
+        line += piece
         if len(line) > MAX_REPLY:
             raise RemoteProtocolError(f"line longer than {MAX_REPLY} bytes")
-    return line
+        if line.endswith(b"\n"):
+            return line
+    raise RemoteProtocolError("the daemon closed the connection before it answered")
+
+
+def _pieces(peer: socket, deadline: float) -> Iterator[bytes]:
+    """Yield what the other side sends until it closes; raises OSError, TimeoutError in the end."""
+    while (left := deadline - time.monotonic()) > 0:
+        peer.settimeout(left)
+        piece = peer.recv(CHUNK)
+        if not piece:
+            return
+        yield piece
+    raise TimeoutError("timed out")
+
+
+# The daemon's metrics, read over HTTP from its unix socket or its loopback port.
+
+METRICS_S: Final = 10.0
+
+_GET_METRICS: Final = b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+def read_metrics(family: int, target: str | tuple[str, int], address: str) -> bytes:
+    """Return the text of the metrics; `address` names the target in errors.
+
+    Raises OSError, RemoteProtocolError for another answer.
+    """
+    deadline = time.monotonic() + METRICS_S
+    peer = socket(family, SOCK_STREAM | SOCK_CLOEXEC)
+    try:
+        peer.settimeout(METRICS_S)
+        peer.connect(target)
+        peer.sendall(_GET_METRICS)
+        answer = bytearray()
+        for piece in _pieces(peer, deadline):
+            answer += piece
+            if len(answer) > MAX_REPLY:
+                raise RemoteProtocolError(f"{address}: metrics longer than {MAX_REPLY} bytes")
+    finally:
+        peer.close()
+    head, end, body = bytes(answer).partition(b"\r\n\r\n")
+    words = head.split(b"\r\n", 1)[0].split(b" ", 2)
+    if not end or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or words[1] != b"200":
+        first = " ".join(word.decode("ascii", "replace") for word in words)[:80]
+        raise RemoteProtocolError(f"{address} is not a metrics endpoint of kata-pin: {first!r}")
+    return body

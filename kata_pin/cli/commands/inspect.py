@@ -1,4 +1,4 @@
-"""`kata-pin who`, `map`, `explain`, `doctor`, `history` and `check`: read-only."""
+"""`kata-pin who`, `map`, `explain`, `doctor`, `history`, `check` and `metrics`: read-only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import ConfigDocument, MapDocument, MapSandbox
 from kata_pin.base.documents.state import State
+from kata_pin.base.values import Remedy, here
 from kata_pin.cli.options import (
     Session,
     complete_sandbox,
@@ -25,7 +26,8 @@ from kata_pin.cli.render import screen
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from kata_pin.base.config.tree import Config
+    from kata_pin.base.config.tree import Config, Endpoint
+    from kata_pin.base.documents.answers import MetricsDocument
     from kata_pin.base.documents.check import CheckDocument, Finding
     from kata_pin.base.errors import ConfigError
     from kata_pin.cli.reports.findings import Looked
@@ -265,3 +267,56 @@ def _checked(
         unknown=[*unknown, *([hidden] if hidden else [])],
         added=added,
     )
+
+
+# `kata-pin metrics`: what Prometheus would scrape, read over HTTP.
+
+_AWAY: Final = Remedy(
+    "systemctl status kata-pin; kata-pin doctor says where metrics are served",
+    "kubectl logs -c daemon of this pod; kata-pin doctor says where metrics are served",
+)
+
+
+@click.command()
+@global_options
+@click.pass_obj
+def metrics(session: Session) -> None:
+    """Print the daemon's metrics in Prometheus' text format.
+
+    Reads the endpoint of the setting metrics.listen; metrics.md in docs/ or
+    /usr/share/doc/kata-pin describes each.
+    """
+    document = scrape(session.config.metrics.listen, session.runtime_dir)
+    if session.json:
+        screen.document(document)
+    else:
+        click.echo(document.text, nl=False)
+
+
+def scrape(endpoint: Endpoint, runtime_dir: str) -> MetricsDocument:
+    """Return the metrics; raises DaemonError, RemoteProtocolError for another answer."""
+    import os
+    import socket
+
+    from kata_pin.base.config.tree import EndpointKind
+    from kata_pin.base.documents.answers import MetricsDocument
+    from kata_pin.base.errors import DaemonError, reason_of
+    from kata_pin.service.exchange import NO_PERMISSION, read_metrics
+
+    if endpoint.kind is EndpointKind.NONE:
+        hint = "set metrics.listen to unix or to a loopback port, and restart the daemon"
+        raise DaemonError("metrics are not served (metrics.listen: none)", hint=hint)
+    unix = endpoint.kind is EndpointKind.UNIX
+    path = os.path.join(runtime_dir, "metrics.sock")
+    address = f"unix:{path}" if unix else f"http://{endpoint}/metrics"
+    family = socket.AF_UNIX if unix else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    try:
+        text = read_metrics(family, path if unix else (endpoint.host, endpoint.port), address)
+    except PermissionError as error:
+        hint = here(NO_PERMISSION)
+        raise DaemonError(f"no permission to connect to {address}", hint=hint) from error
+    except OSError as error:
+        raise DaemonError(
+            f"no metrics from {address}: {error.strerror or reason_of(error)}", hint=here(_AWAY)
+        ) from error
+    return MetricsDocument(address=address, text=text.decode("utf-8", "replace"))

@@ -34,8 +34,7 @@ from kata_pin.options.cluster.decide import (
 from kata_pin.options.cluster.values import Condition, NodeStatus, PodEvent, Zone, is_object_name
 from kata_pin.peers.pages import MAX_HEAD, TEXT, Page, Pages, answer, tcp_listener
 from kata_pin.service import protocol
-from kata_pin.service.exchange import DaemonAway, DaemonSilent
-from kata_pin.service.metrics_client import read_metrics
+from kata_pin.service.exchange import DaemonAway, DaemonSilent, read_metrics
 from kata_pin.service.protocol import ask
 
 log = logging.getLogger(__name__)

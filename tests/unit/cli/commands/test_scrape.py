@@ -12,8 +12,8 @@ import pytest
 
 from kata_pin.base.config.tree import Endpoint, EndpointKind
 from kata_pin.base.errors import DaemonError, RemoteProtocolError
-from kata_pin.cli.commands.metrics import scrape
-from kata_pin.service import metrics_client
+from kata_pin.cli.commands.inspect import scrape
+from kata_pin.service import exchange
 from tests.support.commandline import run
 
 GOOD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nkata_pin_sandboxes 2.0\n"
@@ -88,7 +88,7 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """No socket, no end of the answer, or none configured: an error with a hint."""
     with pytest.raises(DaemonError, match="no metrics from unix:"):
         scrape(Endpoint(), str(tmp_path))
-    monkeypatch.setattr(metrics_client, "ANSWER_S", 0.05)  # the wait is what is tested
+    monkeypatch.setattr(exchange, "METRICS_S", 0.05)  # the wait is what is tested
     with (
         at_socket(tmp_path, GOOD, close=False),
         pytest.raises(DaemonError, match=r"no metrics from unix:.*timed out"),
@@ -96,3 +96,13 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         scrape(Endpoint(), str(tmp_path))
     with pytest.raises(DaemonError, match="not served"):
         scrape(Endpoint(EndpointKind.NONE), str(tmp_path))
+
+
+def test_more_than_metrics_ever_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error, not a part of it."""
+    monkeypatch.setattr(exchange, "MAX_REPLY", len(GOOD) - 1)
+    with (
+        at_socket(tmp_path, GOOD),
+        pytest.raises(RemoteProtocolError, match=r"metrics\.sock: metrics longer than"),
+    ):
+        scrape(Endpoint(), str(tmp_path))

@@ -10,14 +10,14 @@ import yaml
 
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.values import Remedy, here
-from kata_pin.cli.commands import metrics
+from kata_pin.cli.commands import inspect
 from kata_pin.cli.doctor import node as doctor_node
 from kata_pin.cli.reports import words
 from kata_pin.service import exchange, runtime_dir
 
 EVERY = {
     f"{module.__name__}.{name}": one
-    for module in (words, metrics, runtime_dir, exchange)
+    for module in (words, inspect, runtime_dir, exchange)
     for name, one in vars(module).items()
     if isinstance(one, Remedy)
 }
