@@ -36,7 +36,7 @@ def _module(name: str, data: bytes) -> str:
     lines = "\n".join(f"    {piece!r}" for piece in pieces)
     return (
         f'"""Messages of {name}: written by scripts/proto, do not edit."""\n\n'
-        "from kata_pin.peers.proto.runtime import define\n\n"
+        "from kata_pin.peers.proto import define\n\n"
         f"define(\n    __name__,\n{lines},\n)\n"
     )
 

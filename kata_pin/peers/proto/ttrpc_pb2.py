@@ -1,6 +1,6 @@
 """Messages of ttrpc.proto: written by scripts/proto, do not edit."""
 
-from kata_pin.peers.proto.runtime import define
+from kata_pin.peers.proto import define
 
 define(
     __name__,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import message_factory
 
-from kata_pin.peers.proto import nri_pb2, runtime
+from kata_pin.peers import proto
+from kata_pin.peers.proto import nri_pb2
 from tests.support import proto_modules
 
 PROJECT = Path(__file__).resolve().parents[4]
@@ -64,5 +65,5 @@ def test_an_older_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_factory, "MessageFactory", MessageFactory, raising=False)
     before = nri_pb2.ConfigureRequest
     data = nri_pb2.DESCRIPTOR.serialized_pb
-    runtime.define(nri_pb2.__name__, data)
+    proto.define(nri_pb2.__name__, data)
     assert nri_pb2.ConfigureRequest is before
