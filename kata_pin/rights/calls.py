@@ -116,24 +116,10 @@ class Calls:
 
         Cancelled, it is off the socket before the cancellation goes on.
         """
-        import asyncio  # noqa: PLC0415 - see move_pages
+        from kata_pin.rights.monitor import converse  # noqa: PLC0415 - rarely needed
 
         folder, name = os.path.split(path)
-        end = connected(open_path(folder, [name]))
-
-        def session() -> bytes:
-            with end:
-                return threads.converse(end, greeting_s, session_s)
-
-        answers = _answers([session])
-        try:
-            answer = await answers.get()
-        except asyncio.CancelledError:
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                end.shutdown(socket.SHUT_RDWR)
-            await answers.get()
-            raise
-        return _result(answer)
+        return await converse(connected(open_path(folder, [name])), greeting_s, session_s)
 
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder."""
@@ -237,7 +223,9 @@ class Calls:
         answers = _answers([partial(pages.move_checked, window)])
         async with asyncio.timeout(deadline_s):
             moved = await answers.get()
-        return _result(moved)
+        if isinstance(moved, OSError):
+            raise moved
+        return moved
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
@@ -269,13 +257,6 @@ class Calls:
 
 DIRECT: Final = Calls()
 """The calls of this process."""
-
-
-def _result(answer: T | OSError) -> T:
-    """Return an answer, or raise the error that it is."""
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
 
 
 def _answers(calls: Sequence[Callable[[], T]]) -> asyncio.Queue[T | OSError]:

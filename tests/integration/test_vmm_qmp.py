@@ -22,7 +22,10 @@ import pytest
 from kata_pin.base.errors import QmpUnavailable
 from kata_pin.base.json_text import check_bounds
 from kata_pin.follow.hooks import MAX_VALUES, SESSION_S, is_held, query
-from kata_pin.rights.broker.threads import MAX_REPLY
+from kata_pin.rights.broker import files
+from kata_pin.rights.broker.files import open_path
+from kata_pin.rights.broker.threads import MAX_REPLY, converse
+from kata_pin.rights.calls import DIRECT, Calls
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator
 from tests.support.vmmhost import Bystander, lookalike
@@ -41,6 +44,23 @@ LATE_S = 1.0
 
 PATIENT_S = 10.0
 """Deadlines of what has to be answered, however loaded the machine is."""
+
+
+class AsTheBroker(Calls):
+    """Talks to QEMU as the broker's child does, which is killed when it is not wanted any more."""
+
+    async def vcpu_list(self, path: str, greeting_s: float, session_s: float) -> bytes:
+        """See Calls."""
+        folder, name = os.path.split(path)
+        with files.connected(open_path(folder, [name])) as end:
+            return await asyncio.to_thread(converse, end, greeting_s, session_s)
+
+
+@pytest.fixture(params=[DIRECT, AsTheBroker()], ids=["qemu.qmp", "broker"])
+def calls(request: pytest.FixtureRequest) -> Calls:
+    """Both ways to talk to QEMU: they have to answer alike."""
+    calls: Calls = request.param
+    return calls
 
 
 @pytest.fixture
@@ -78,31 +98,35 @@ def _free(kata: KataSandbox) -> str:
     return path
 
 
-async def test_the_window(kata: KataSandbox) -> None:
+async def test_the_window(kata: KataSandbox, calls: Calls) -> None:
     """A free socket answers at once, and is free again for the shim afterwards."""
     path = _free(kata)
-    answers = await query(path, pid=kata.pid, greeting_s=PATIENT_S, session_s=PATIENT_S)
+    answers = await query(
+        path, pid=kata.pid, greeting_s=PATIENT_S, session_s=PATIENT_S, calls=calls
+    )
     kata.shim.hold()
     assert {cpu.index: cpu.thread_id for cpu in answers.cpus} == kata.vcpus()
     assert {one.id: one.thread_id for one in answers.iothreads} == kata.iothreads()
 
 
-async def test_the_extra_monitor_answers_any_time(kata: KataSandbox) -> None:
+async def test_the_extra_monitor_answers_any_time(kata: KataSandbox, calls: Calls) -> None:
     """Kata's debug monitor answers while the shim holds the main socket."""
-    answers = await query(str(kata.extra_monitor_path), greeting_s=PATIENT_S, session_s=PATIENT_S)
+    answers = await query(
+        str(kata.extra_monitor_path), greeting_s=PATIENT_S, session_s=PATIENT_S, calls=calls
+    )
     assert {cpu.index: cpu.thread_id for cpu in answers.cpus} == kata.vcpus()
 
 
-async def test_a_held_socket_is_not_connected(kata: KataSandbox) -> None:
+async def test_a_held_socket_is_not_connected(kata: KataSandbox, calls: Calls) -> None:
     """While the shim holds it, nothing of ours ever shows up on the socket."""
     path = str(kata.qmp_path)
     before = _connections(path)
     with pytest.raises(QmpUnavailable, match="another client holds it"):
-        await query(path, pid=kata.pid)
+        await query(path, pid=kata.pid, calls=calls)
     assert _connections(path) == before == 1
 
 
-async def test_a_waiting_client_counts_as_held(kata: KataSandbox) -> None:
+async def test_a_waiting_client_counts_as_held(kata: KataSandbox, calls: Calls) -> None:
     """Somebody queueing for the slot is next: we do not queue behind him either."""
     path = _free(kata)
     with (
@@ -113,11 +137,11 @@ async def test_a_waiting_client_counts_as_held(kata: KataSandbox) -> None:
         second.connect(path)
         first.close()
         with pytest.raises(QmpUnavailable, match="another client holds it"):
-            await query(path)
+            await query(path, calls=calls)
 
 
 async def test_never_waits_behind_another_client(
-    kata: KataSandbox, caplog: pytest.LogCaptureFixture
+    kata: KataSandbox, caplog: pytest.LogCaptureFixture, calls: Calls
 ) -> None:
     """Connected by a race all the same, it is off the socket within the greeting's deadline.
 
@@ -126,7 +150,7 @@ async def test_never_waits_behind_another_client(
     path = str(kata.qmp_path)
     started = time.monotonic()
     with pytest.raises(QmpUnavailable, match="no answer in time"):
-        await query(path, proc=BLIND, session_s=30)
+        await query(path, proc=BLIND, session_s=30, calls=calls)
     assert time.monotonic() - started < LATE_S
     assert _connections(path) <= 2  # the shim's, and what QEMU has yet to sweep up
     for _ in range(5):
@@ -200,23 +224,25 @@ async def test_cancelled_twice_it_still_leaves(scratch: Path) -> None:
             await ended.wait()
 
 
-async def test_a_stopped_qemu_costs_no_more_than_the_session(kata: KataSandbox) -> None:
+async def test_a_stopped_qemu_costs_no_more_than_the_session(
+    kata: KataSandbox, calls: Calls
+) -> None:
     """QEMU that does not run at all ends in the same error, in time."""
     path = _free(kata)
     os.kill(kata.pid, signal.SIGSTOP)
     started = time.monotonic()
     try:
         with pytest.raises(QmpUnavailable, match="no answer in time"):
-            await query(path)
+            await query(path, calls=calls)
     finally:
         os.kill(kata.pid, signal.SIGCONT)
     assert time.monotonic() - started < SESSION_S + LATE_S
 
 
-async def test_no_socket(scratch: Path) -> None:
+async def test_no_socket(scratch: Path, calls: Calls) -> None:
     """A path without a listener is an ordinary state with its reason."""
     with pytest.raises(QmpUnavailable, match="No such file"):
-        await query(str(scratch / "qmp.sock"))
+        await query(str(scratch / "qmp.sock"), calls=calls)
 
 
 # ---- hostile servers ---------------------------------------------------------------------
@@ -264,12 +290,12 @@ async def _server(path: Path, value: str) -> AsyncIterator[str]:
     ],
 )
 async def test_nonsense_is_unavailable(
-    scratch: Path, value: str, verdict: str, caplog: pytest.LogCaptureFixture
+    scratch: Path, value: str, verdict: str, caplog: pytest.LogCaptureFixture, calls: Calls
 ) -> None:
     """Answers out of shape, too deep or too long end in QmpUnavailable, without a traceback."""
     async with _server(scratch / "qmp.sock", value) as path:
-        with pytest.raises(QmpUnavailable, match=verdict):
-            await query(path, greeting_s=5, session_s=5)
+        with pytest.raises(QmpUnavailable, match=f"{verdict}|Disconnected"):  # qemu.qmp's word
+            await query(path, greeting_s=5, session_s=5, calls=calls)
     assert not [record for record in caplog.records if record.name != "asyncio"]
 
 
@@ -295,7 +321,7 @@ def test_the_largest_vm_is_within_the_bounds() -> None:
     )
 
 
-async def test_a_server_that_hangs_up(scratch: Path) -> None:
+async def test_a_server_that_hangs_up(scratch: Path, calls: Calls) -> None:
     """A peer that closes in the middle is an ordinary state too."""
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -305,7 +331,7 @@ async def test_a_server_that_hangs_up(scratch: Path) -> None:
     server = await asyncio.start_unix_server(hang_up, str(scratch / "qmp.sock"))
     async with server:
         with pytest.raises(QmpUnavailable):
-            await query(str(scratch / "qmp.sock"))
+            await query(str(scratch / "qmp.sock"), calls=calls)
 
 
 def _connections(path: str) -> int:

@@ -21,7 +21,7 @@ IMPURE = frozenset(
         *("asyncio", "concurrent", "ctypes", "fcntl", "http", "mmap", "multiprocessing", "open"),
         *("os", "pathlib", "resource", "select", "shutil", "signal", "socket", "sqlite3", "ssl"),
         *("subprocess", "tempfile", "termios", "threading", "time", "urllib"),
-        *("click", "grpc", "prometheus_client", "psutil", "pyroute2", "rich"),
+        *("click", "grpc", "prometheus_client", "psutil", "pyroute2", "qemu", "rich"),
     }
 )
 """Modules and functions that reach sockets, files, processes, threads, clocks or terminals."""

@@ -63,6 +63,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "prometheus_client": {"service"},
     "psutil": {"cli"},
     "pyroute2": {"linux"},
+    "qemu": {"rights"},
     "rich": {"cli", "options"},
     "yaml": {"service"},
 }

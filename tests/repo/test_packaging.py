@@ -59,8 +59,31 @@ def test_a_licence_is_what_the_package_says(name: str) -> None:
     licence = rows()[name][1]
     if said:
         assert licence == SPDX.get(said, said)
+    elif name == "qemu-qmp":
+        assert {one.rpartition("(")[2] for one in classifiers} == {"LGPLv2+)", "GPLv2)"}
     else:
         assert [one.rpartition(":: ")[2] for one in classifiers] == [f"{licence} License"]
+
+
+def test_no_gpl_only_part_is_imported() -> None:
+    """Of qemu.qmp the page names each module with its licence; those imported are LGPL."""
+    folder = Path(str(metadata.distribution("qemu-qmp").locate_file("qemu/qmp")))
+    modules = {one.stem for one in folder.glob("*.py")} - {"__init__"}
+    gpl = {one for one in modules if "GNU GPL" in (folder / f"{one}.py").read_text()}
+    assert gpl == {"legacy"}
+    table = LICENCES.partition("## qemu.qmp")[2]
+    named = {line: set(re.findall(r"`\.(\w+)`", line)) for line in table.splitlines()}
+    assert set().union(*named.values()) == modules
+    (only,) = [line for line, names in named.items() if "legacy" in names]
+    assert "GPL-2.0-only" in only
+    code = (
+        "import sys, kata_pin.rights.monitor\n"
+        "print(*(one for one in sys.modules if one.startswith('qemu.qmp.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {one.removeprefix("qemu.qmp.") for one in done.stdout.split()}
+    (lgpl,) = [line for line, names in named.items() if "qmp_client" in names]
+    assert imported == named[lgpl]
 
 
 def test_the_build_tool_is_pinned() -> None:
