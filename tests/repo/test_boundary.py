@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +26,11 @@ IMPURE = frozenset(
 )
 """Modules and functions that reach sockets, files, processes, threads, clocks or terminals."""
 
-HARMLESS = frozenset({"os.path", "urllib.parse"})
-OF_OS = frozenset({"fsdecode", "fsencode", "path", "sep", "strerror"})
-"""What of `os` only computes."""
+COMPUTING = {
+    "os": frozenset({"fsdecode", "fsencode", "path", "sep", "strerror"}),
+    "urllib": frozenset({"parse"}),
+}
+"""What of such a module only computes."""
 
 Use = tuple[str, str]
 """A module and a name in it; without a name the module as a whole."""
@@ -39,29 +41,59 @@ def uses(module: str) -> dict[str, set[Use]]:
     """Return what each top-level name of a module of kata_pin uses at run time."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     tree = ast.parse((path if path.exists() else path.with_suffix("") / "__init__.py").read_text())
-    found: dict[str, set[Use]] = {}
-    names: dict[str, set[str]] = {}
+    bound: dict[str, Use] = {}
+    names: dict[str, set[tuple[str, str]]] = {}
     for statement in tree.body:
         if isinstance(statement, ast.Import):
-            found |= {
-                one.asname or one.name.partition(".")[0]: {(one.name, "")}
-                for one in statement.names
+            bound |= {
+                one.asname or one.name.partition(".")[0]: (one.name, "") for one in statement.names
             }
         elif isinstance(statement, ast.ImportFrom):
-            found |= {
-                one.asname or one.name: {(statement.module or "", one.name)}
+            bound |= {
+                one.asname or one.name: (statement.module or "", one.name)
                 for one in statement.names
             }
         else:
-            read = {one.id for one in ast.walk(statement) if isinstance(one, ast.Name)}
-            if attributes(statement, "os") <= OF_OS:
-                read.discard("os")
+            read = set(evaluated(statement))
             for name in defined(statement):
-                names.setdefault(name, set()).update(read - {name})
+                names.setdefault(name, set()).update(read - {(name, "")})
+    found: dict[str, set[Use]] = {name: {of} for name, of in bound.items()}
     for name, read in names.items():
-        found[name] = {(module, one) for one in read if one in names or one in found}
-        found[name] |= {("", one) for one in read & {"open"}}
+        found[name] = {
+            use
+            for one, attribute in read
+            if (use := used(module, one, attribute, bound, names)) is not None
+        }
     return found
+
+
+def used(
+    module: str, name: str, attribute: str, bound: dict[str, Use], own: Collection[str]
+) -> Use | None:
+    """Return what a name that is read stands for; of a module, the attribute that is read."""
+    if name not in bound:
+        return (module, name) if name in own else ("", name) if name == "open" else None
+    of, inner = bound[name]
+    whole = f"{of}.{inner}".rstrip(".")
+    of_module = not inner or (whole.startswith("kata_pin") and is_module(whole))
+    return (whole, attribute) if of_module and attribute else bound[name]
+
+
+def evaluated(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that are read, each with the attribute that is read of it.
+
+    Annotations are not: `from __future__ import annotations` leaves them unevaluated.
+    """
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        yield node.value.id, node.attr
+        return
+    if isinstance(node, ast.Name):
+        yield node.id, ""
+    for field, value in ast.iter_fields(node):
+        if field not in {"annotation", "returns"}:
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, ast.AST):
+                    yield from evaluated(inner)
 
 
 def attributes(tree: ast.AST, name: str) -> set[str]:
@@ -83,7 +115,8 @@ def is_pure(start: Use) -> bool:
     todo, known = [start], {start}
     while todo:
         module, name = todo.pop()
-        if (module or name).partition(".")[0] in IMPURE and module not in HARMLESS:
+        top = (module or name).partition(".")[0]
+        if top in IMPURE and f"{module}.{name}".split(".")[1] not in COMPUTING.get(top, ()):
             return False
         if not module.startswith("kata_pin"):
             continue
@@ -148,6 +181,9 @@ def test_what_is_pure() -> None:
     """Values and decisions are; what reaches a file, a clock or a socket by any way is not."""
     assert is_pure(("kata_pin.base.cpuset", "CpuSet"))
     assert is_pure(("kata_pin.placement.place", "place"))
+    assert is_pure(("kata_pin.options.pictures.page", "document")), "of a module, what it reads"
+    assert is_pure(("kata_pin.options.allocation.checked_policy", "CheckedPolicy")), "annotations"
+    assert not is_pure(("kata_pin.engine.sandboxes", "Supervisor")), "it waits by the clock"
     assert not is_pure(("kata_pin.linux.files", "HOST"))
     assert not is_pure(("kata_pin.guest.keeper", "Keeper"))
     assert not is_pure(("kata_pin.guest", "keeper"))
