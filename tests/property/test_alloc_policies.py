@@ -28,8 +28,6 @@ from kata_pin.base.allocation import (
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
 from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
-from kata_pin.linux import files
-from kata_pin.options.allocation.adjustments import HostDevices
 from kata_pin.options.allocation.checked_policy import CheckedPolicy
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import Policy
@@ -74,7 +72,7 @@ class Checked(CheckedPolicy):
 
     def __init__(self, name: str, topology: HostTopology, chosen: AllocSettings) -> None:
         policy = create(name, topology, chosen)
-        super().__init__(name, policy, topology, chosen, HostDevices(files.HOST))
+        super().__init__(name, policy, topology, chosen, lambda _new: "")
         self.name = name
         self.start = policy.start
         self.candidates = policy.candidates

@@ -206,7 +206,7 @@ class Allocator:
             made = self._make(self.settings, topology)
             settings = self.settings.settings
             self._policy = CheckedPolicy(
-                self.settings.policy, made, topology, settings, self.devices
+                self.settings.policy, made, topology, settings, self.devices.wrong
             )
             self.problem = ""
         except KataPinError as error:

@@ -27,7 +27,7 @@ from kata_pin.base.errors import ConfigError, KataPinError, reason_of
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind, NoteLevel
-from kata_pin.options.allocation.adjustments import HostDevices, wrong_adjustment
+from kata_pin.options.allocation.adjustments import wrong_adjustment
 from kata_pin.options.allocation.demand import StaticOptions, kept_creation
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import GROUP, Factory, Policy
@@ -276,12 +276,13 @@ class CheckedPolicy:
         policy: Policy,
         topology: HostTopology,
         settings: AllocSettings,
-        devices: HostDevices,
+        wrong_device: Callable[[Grant | None], str],
     ) -> None:
+        """Take what says which device of a new container is wrong; empty if none is."""
         self._name = name
         self._policy = policy
         self._invariants = Invariants(topology, settings)
-        self._devices = devices
+        self._wrong_device = wrong_device
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs."""
@@ -330,7 +331,7 @@ class CheckedPolicy:
         try:
             decision = ask()
             why = self._invariants.violation(decision, expected)
-            if not why and (wrong := self._devices.wrong(decision.state.get(new))):
+            if not why and (wrong := self._wrong_device(decision.state.get(new))):
                 why = f"the grant of {new} has {wrong}"
         except BaseException as error:
             log.debug("allocator: policy %s", self._name, exc_info=True)
