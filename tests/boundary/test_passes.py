@@ -274,7 +274,10 @@ async def test_audits_find_new_threads(tmp_path: Path) -> None:
         vm = node.vm("p1")
         await node.create(vm, "c1", "4")
         node.change(audit=AUDIT)
+        await node.clock.move(5)
         await node.ask("reload")
+        while (await node.shown(vm))["checked_s"] >= 5:  # until the pass of the reload has ended
+            await node.pause()
         node.host.affinities[vm.pid] = {9}  # what is born inherits it
         vm.plug()
         await node.clock.move(11)
