@@ -40,7 +40,7 @@ from kata_pin.service import protocol
 from kata_pin.service.audits import Reload
 from kata_pin.service.bindings import Bindings
 from kata_pin.service.documents import Overview, history_report, utc
-from kata_pin.service.exchange import MAX_REQUEST, LineDecoder
+from kata_pin.service.exchange import MAX_REQUEST
 from kata_pin.service.options import Core
 from kata_pin.service.protocol import check_version, encode_error, encode_reply
 from kata_pin.service.sandbox_document import applied
@@ -250,14 +250,15 @@ async def _converse(
     answer: Callable[[bytes], Awaitable[bytes]],
 ) -> None:
     """Answer one request line after the other until the client hangs up."""
-    decoder = LineDecoder()
     while True:
-        async with asyncio.timeout(REQUEST_S):
-            data = await reader.read(MAX_REQUEST)
-        if not data:
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                line = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError:
             return
-        for line in decoder.feed(data):
-            await send(writer, await answer(line), REQUEST_S)
+        except asyncio.LimitOverrunError as error:
+            raise RemoteProtocolError(f"line longer than {MAX_REQUEST} bytes") from error
+        await send(writer, await answer(line), REQUEST_S)
 
 
 GUESTS_S: Final = 3.0

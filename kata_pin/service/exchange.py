@@ -11,41 +11,12 @@ from typing import Final
 from kata_pin.base.errors import DaemonError, RemoteProtocolError, reason_of
 from kata_pin.base.values import Remedy, here
 
-# Framing of the control protocol: lines of bounded length. Imports nothing, for completion waits.
-#
-# Violations are RemoteProtocolError.
+# The control protocol has lines of bounded length; violations are RemoteProtocolError.
 
 MAX_REQUEST: Final = 64 * 1024  # longest request line, newline included
 
 MAX_REPLY: Final = 64 * 1024 * 1024
 """Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""
-
-
-class LineDecoder:
-    """Cuts a stream of bytes into lines of bounded length."""
-
-    def __init__(self, limit: int = MAX_REQUEST) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-        self._searched = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take more bytes; return the lines completed by them, without their newlines."""
-        self._buffer += data
-        lines: list[bytes] = []
-        start = 0
-        while (end := self._buffer.find(b"\n", max(start, self._searched))) >= 0:
-            self._check(end + 1 - start)
-            lines.append(bytes(self._buffer[start:end]))
-            start = end + 1
-        del self._buffer[:start]
-        self._searched = len(self._buffer)
-        self._check(self._searched)
-        return lines
-
-    def _check(self, length: int) -> None:
-        if length > self._limit:
-            raise RemoteProtocolError(f"line longer than {self._limit} bytes")
 
 
 # Built on `_socket`: `socket` makes enums, and that takes longer than the daemon's answer.

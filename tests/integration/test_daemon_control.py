@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.service.exchange import MAX_REQUEST
 from tests.support.commandline import run
 from tests.support.daemon import Json, Node, Refused, private_node
 
@@ -112,6 +113,17 @@ def test_several_requests_on_one_connection(node: Node) -> None:
         peer.sendall(_request("ping") + _request("dance") + _request("ping"))
         stream = peer.makefile("rb")
         assert [json.loads(stream.readline())["ok"] for _ in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_longest_request(node: Node, beyond: int) -> None:
+    """64 KiB with its newline are read; a line of one byte more ends the connection."""
+    head, tail = b'{"version":1,"verb":"ping","more":"', b'"}\n'
+    line = head + b"x" * (MAX_REQUEST + beyond - len(head) - len(tail)) + tail
+    with client(node) as peer:
+        peer.sendall(line)
+        with contextlib.suppress(ConnectionResetError):
+            assert (b'"ok":true' in peer.recv(65536)) == (not beyond)
 
 
 def test_forty_clients_and_idle_ones(node: Node) -> None:

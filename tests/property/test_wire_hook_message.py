@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from kata_pin.peers.oci import MAX_PID, Phase
 from kata_pin.records import hooks
 from kata_pin.records.hooks import HookDecoder, HookMessage
-from kata_pin.service.exchange import LineDecoder
 from tests.support.hooks import encode
 
 messages = st.builds(
@@ -39,18 +38,3 @@ def test_any_split(message: HookMessage, cuts: list[int]) -> None:
         found = decoder.feed(data[start:end])
         assert found == (message if end == len(data) else None)
         start = end
-
-
-@given(lines=st.lists(st.binary(max_size=40)), cuts=st.lists(st.integers(0, 400)))
-def test_lines_over_any_split(lines: list[bytes], cuts: list[int]) -> None:
-    """The control protocol's lines come out whole and in order."""
-    clean = [line.replace(b"\n", b"") for line in lines]
-    data = b"".join(line + b"\n" for line in clean)
-    decoder = LineDecoder()
-    found: list[bytes] = []
-    start = 0
-    for end in sorted({min(cut, len(data)) for cut in cuts} | {len(data)}):
-        found += decoder.feed(data[start:end])
-        start = end
-    assert found == clean
-    assert decoder.feed(b"\n") == [b""], "nothing was left over"

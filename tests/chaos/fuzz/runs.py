@@ -36,7 +36,6 @@ from kata_pin.rights.broker.rows import ROWS
 from kata_pin.service import protocol as service_protocol
 from kata_pin.service.commands import parse_request
 from kata_pin.service.configuration import from_text
-from kata_pin.service.exchange import LineDecoder
 from tests.support.hooks import encode
 
 Run = Callable[[bytes], object]
@@ -442,7 +441,7 @@ def run_kernel(data: bytes) -> None:
 
 
 def run_control(data: bytes) -> None:
-    for line in LineDecoder().feed(data):
+    for line in data.split(b"\n"):
         _, arguments = parse_request(line)
         arguments.text("sandbox")
 

@@ -477,9 +477,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "control": Target(
         runs.run_control,
-        _named("service.protocol", "check_version")
-        + _named("service.exchange", "LineDecoder")
-        + _named("service.commands", "parse_request"),
+        _named("service.protocol", "check_version") + _named("service.commands", "parse_request"),
         lambda: s.REQUESTS,
         _json_words("version", "verb", "sandbox"),
     ),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kata_pin.base.errors import DaemonError, ParseError, RemoteProtocolError
-from kata_pin.service import commands, exchange, protocol
+from kata_pin.service import commands, protocol
 
 
 def test_request_round_trip() -> None:
@@ -68,21 +68,6 @@ def test_a_big_reply() -> None:
     """A state with thousands of threads is taken."""
     threads = json.dumps([{"tid": n, "cpus": []} for n in range(60_000)]).encode()
     assert protocol.parse_reply(protocol.encode_reply(threads)) == threads
-
-
-def test_lines_are_cut() -> None:
-    """Several lines in one read, and one line in several reads."""
-    decoder = exchange.LineDecoder()
-    assert decoder.feed(b"a\nb") == [b"a"]
-    assert decoder.feed(b"c\n\nd\n") == [b"bc", b"", b"d"]
-
-
-def test_a_line_too_long() -> None:
-    """The limit counts the newline, and holds before the line is whole."""
-    assert exchange.LineDecoder(4).feed(b"abc\n") == [b"abc"]
-    for data in (b"abcd\n", b"abcde"):
-        with pytest.raises(RemoteProtocolError, match="longer than 4"):
-            exchange.LineDecoder(4).feed(data)
 
 
 def test_json_is_what_the_page_says() -> None:
