@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Guest
+from kata_pin.base.counters import TaskRun
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import (
     AgentDenied,
@@ -38,8 +39,8 @@ from kata_pin.guest.map import (
     numberings,
     runs_elsewhere,
 )
+from kata_pin.linux.counters import TaskSampler
 from kata_pin.linux.files import HostRoot, host_errors
-from kata_pin.linux.tasks import run_times
 from kata_pin.peers.agent.client import AgentClient
 from kata_pin.peers.agent.messages import RankTime, parse_cpu_times
 
@@ -236,9 +237,17 @@ class GuestProbe:
             return
         self._known()
 
+    def _runs(self, keys: Iterable[ThreadKey]) -> dict[ThreadKey, TaskRun]:
+        """Return how long threads have run and waited; those that are gone are left out.
+
+        What a vCPU thread ran is what its guest CPU can have been busy; a guest without stolen-time
+        accounting counts what it waited as its own too.
+        """
+        return {key: one.run for key, one in TaskSampler(self.root, 0).sample(keys, ()).items()}
+
     def _compare(self, found: GuestMap, vmm: Vmm, ranks: Sequence[RankTime]) -> None:
-        times = run_times(self.root, (one.key for one in found.links))
-        now = _Busy({key: one.ran_s for key, one in times.items()}, ranks)
+        runs = self._runs(one.key for one in found.links)
+        now = _Busy({key: one.ran_ns / 1e9 for key, one in runs.items()}, ranks)
         before, self._busy = self._busy, now
         if before is None or before.ran.keys() != now.ran.keys():
             return
@@ -269,12 +278,12 @@ class GuestProbe:
         used = await agent.usage(container)
         own = [one.key for one in found.links if one.guest_cpu in cpus]
         whole = len(own) == len(cpus)
-        times = run_times(self.root, own) if whole else {}
+        runs = self._runs(own) if whole else {}
         now = _Usage(
             cpus,
             used.total_ns / 1e9,
             [ns / 1e9 for ns in used.per_cpu_ns],
-            {key: one.ran_s + one.waited_s for key, one in times.items()},
+            {key: (one.ran_ns + one.waited_ns) / 1e9 for key, one in runs.items()},
         )
         before = self._usage.get(container)
         self._usage[container] = now

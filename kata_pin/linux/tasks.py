@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -229,34 +229,6 @@ def moved_since(root: HostRoot, threads: Sequence[Thread]) -> Steps[dict[ThreadK
             if affinity != numbers and starttime(root, key.tgid, key.tid) == key.starttime:
                 found[key] = as_cpuset(frozenset(affinity))
         except (OSError, TaskGone, ParseError):
-            continue
-    return found
-
-
-class RunTime(NamedTuple):
-    """Seconds since a thread's birth: on a CPU, and ready but waiting for one.
-
-    A guest without stolen-time accounting counts both as its own.
-    """
-
-    ran_s: float
-    waited_s: float
-
-
-def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, RunTime]:
-    """Return how long each thread has run and waited; those that are gone are left out.
-
-    From schedstat, in ns and so finer than the ticks of stat (Documentation/scheduler/
-    sched-stats.rst): what a vCPU thread ran is what its guest CPU can have been busy.
-    """
-    found: dict[ThreadKey, RunTime] = {}
-    for key in keys:
-        try:
-            text = read_once(root.proc(key.tgid, "task", key.tid, "schedstat"))
-            if starttime(root, key.tgid, key.tid) == key.starttime:
-                ran, waited, *_ = text.split()
-                found[key] = RunTime(int(ran) / 1e9, int(waited) / 1e9)
-        except (OSError, TaskGone, ParseError, ValueError):
             continue
     return found
 
