@@ -26,7 +26,7 @@ BARRIERS = {
     "vmm/kinds.py": ["_third"],
     "base/config/options.py": ["announced"],
     "cli/doctor/node.py": ["_guarded"],
-    "cli/reports/config_check.py": ["_of_option"],
+    "cli/commands/config.py": ["_of_option"],
     "service/options.py": ["_decided", "_started", "give_back", "guarded"],
     "cli/main.py": ["run"],
     "hook.py": ["main"],

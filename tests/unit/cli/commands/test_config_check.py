@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.reports.config_check import node_errors
+from kata_pin.cli.commands.config import node_errors
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.topology import read_topology
 from kata_pin.service.configuration import read
