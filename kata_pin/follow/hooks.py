@@ -6,9 +6,10 @@ It records containers, asks QEMU over QMP without ever blocking Kata, and waits 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,22 +107,28 @@ def is_held(path: str, *, pid: int = 0, proc: str = "/proc") -> bool:
 
     /proc/net/unix shows the server's end of each connection under the path that the listener is
     bound to, also while it waits in the backlog. It covers one network namespace: ours, and that of
-    process `pid` (the VMM) where given. False also means unknown; the deadlines of `query` hold.
+    process `pid` (the VMM) where given; its inode is another one in each. False also means unknown;
+    the deadlines of `query` hold.
     """
-    tables = [f"{proc}/net/unix"]
-    if pid:
-        tables.append(f"{proc}/{pid}/net/unix")
-    return any(_holds(line, path) for table in tables for line in _lines(table, path))
+    tables: dict[int, str] = {}
+    for folder in (proc, f"{proc}/{pid}") if pid else (proc,):
+        with contextlib.suppress(OSError):
+            tables.setdefault(os.stat(f"{folder}/net/unix").st_ino, f"{folder}/net/unix")
+    return any(_holds(line, path) for table in tables.values() for line in _lines(table, path))
 
 
-def _lines(table: str, path: str) -> list[str]:
-    """Return the lines of a table that end with a path; a node has thousands of others."""
+def _lines(table: str, path: str) -> Iterator[str]:
+    """Yield the lines of a table that end with a path; a node has thousands of others."""
     try:
         with open(table, "rb") as file:
-            lines = file.read(MAX_SOCKETS).splitlines()
+            data = file.read(MAX_SOCKETS)
     except OSError:
-        return []
-    return [os.fsdecode(line) for line in lines if line.endswith(os.fsencode(path))]
+        return
+    ending = os.fsencode(f"{path}\n")
+    at = data.find(ending)
+    while at >= 0:
+        yield os.fsdecode(data[data.rfind(b"\n", 0, at) + 1 : at + len(ending) - 1])
+        at = data.find(ending, at + 1)
 
 
 def _holds(line: str, path: str) -> bool:
