@@ -262,6 +262,14 @@ class ThreadFinder(Struct, frozen=True):
             )
         return cache.helpers[1]
 
+    def saw_all(self, sandbox_id: str, cache: SandboxCache) -> bool:
+        """Whether the last pass saw every thread and helper that there is now, as `has_all`."""
+        vmm, report, before = cache.vmm, cache.report, cache.helpers
+        if vmm is None or report is None or before is None or cache.same_processes:
+            return False
+        helpers = self._helpers(sandbox_id, vmm, cache)
+        return helpers == before[1] and self.has_all(report.threads, vmm)
+
     def has_all(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
         """Whether no process has a thread that is not among these; TaskGone for the VMM.
 

@@ -153,6 +153,14 @@ class Engine(Struct, frozen=True):
         cache.report, cache.checked_at = report, time.monotonic()
         return report
 
+    def saw_all(self, sandbox_id: str, cache: SandboxCache) -> bool:
+        """Whether the pass that has ended saw every thread and helper that there is by now."""
+        self._index.refresh()
+        try:
+            return self._threads.saw_all(sandbox_id, cache)
+        except TaskGone:
+            return False
+
     def foresee(
         self,
         sandbox_id: str,

@@ -344,7 +344,8 @@ class PassRunner:
         )
         report = await turn.run(steps)
         containers = self._registry.containers(sandbox_id)  # hooks may have come meanwhile
-        if self._sandboxes.track(sandbox_id, cache.processes):  # events of a stranger are dropped
+        new = self._sandboxes.track(sandbox_id, cache.processes)
+        if new and not self._engine.saw_all(sandbox_id, cache):  # a stranger's events were dropped
             self._sandboxes.mark(sandbox_id, "process born", event=False)
         if cache.vmm is not None and self._watched.get(sandbox_id) != cache.vmm.process:
             self._watched[sandbox_id] = cache.vmm.process

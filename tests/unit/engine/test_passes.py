@@ -123,9 +123,18 @@ async def test_releasing_all_yields_between_sandboxes(registry: Registry) -> Non
     assert 1 in served
 
 
-async def test_who_was_not_followed_is_looked_at_once_more(registry: Registry) -> None:
-    """What its processes did before is in no event; afterwards each of them is."""
+@pytest.mark.parametrize("saw_all", [True, False])
+async def test_who_was_not_followed_is_looked_at_once_more(
+    registry: Registry, *, saw_all: bool
+) -> None:
+    """What its processes did before is in no event, unless nothing new is there once each is."""
     sandboxes, passes = _passes(registry, Listening())
+
+    def is_all(sandbox_id: str, _: object) -> bool:
+        assert sandboxes.tracked == {one.key.tgid for one in world.vcpus(0, 1)}, "too early"
+        return saw_all
+
+    cast("Any", passes._engine).saw_all = is_all
     entry = sandboxes.enter("s")
     entry.cache.vmm = world.sandbox().vmm
     entry.cache.report = Report(sandbox_id="s", threads=tuple(world.vcpus(0, 1)))
@@ -134,7 +143,7 @@ async def test_who_was_not_followed_is_looked_at_once_more(registry: Registry) -
     for _ in range(2):
         await passes._in_turn("s")
         wanted.append(entry.supervisor._wanted)
-    assert wanted == [1, 1]
+    assert wanted == ([0, 0] if saw_all else [1, 1])
 
 
 async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(

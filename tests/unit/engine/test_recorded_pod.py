@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,25 @@ def test_the_recorded_threads_have_the_recorded_places(pod: RecordedPod) -> None
     roles = {thread.key.tid: thread.role.role for thread in report.threads}
     assert [roles[tid] for tid in VIRTIOFSD] == [ThreadRole.VIRTIOFSD] * 5
     assert len(roles) == 20
+
+
+def test_whether_a_pass_saw_all(pod: RecordedPod) -> None:
+    """A thread or a helper that is born once a pass has looked is noticed; so is the VMM's end."""
+    engine, task = pod.engine, Path(pod.root.proc(QEMU, "task"))
+    there = {int(name) for name in os.listdir(pod.root.proc()) if name.isdecimal()}
+    show = pod.hide(there.intersection(VIRTIOFSD))
+    pod.run(app("6-7"), log("0-3,8-15"))
+    assert engine.saw_all(SANDBOX, pod.cache)
+    show()
+    assert not engine.saw_all(SANDBOX, pod.cache)
+    pod.run(app("6-7"), log("0-3,8-15"))
+    assert engine.saw_all(SANDBOX, pod.cache)
+    (task / str(VCPUS[0])).rename(task / "99999")
+    assert not engine.saw_all(SANDBOX, pod.cache)
+    (task / "99999").rename(task / str(VCPUS[0]))
+    assert engine.saw_all(SANDBOX, pod.cache)
+    pod.hide([QEMU])
+    assert not engine.saw_all(SANDBOX, pod.cache)
 
 
 def test_an_update_goes_as_recorded(pod: RecordedPod) -> None:
