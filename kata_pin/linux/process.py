@@ -197,6 +197,8 @@ class ProcessIndex:
         path = self._root.proc()
         with host_errors("list", path), os.scandir(path) as entries:
             inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        if not (full or self._young) and inodes == self._inodes:
+            return
         known = {} if full else self._inodes
         gone = self._processes.keys() - inodes.keys()
         unread = {pid for pid, inode in inodes.items() if known.get(pid) != inode}
