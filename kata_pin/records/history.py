@@ -73,6 +73,8 @@ class History:
         self._db = db
         self._live = live
         self._last: dict[str, StateAndMask | None] = {}
+        self._pods: dict[str, str] = {}
+        """The pod in the last row of each sandbox: rows before it without a name have that one."""
         self._count: int | None = None
 
     def _counted(self) -> int:
@@ -104,6 +106,7 @@ class History:
         if self._last_of(outcome.sandbox_id) is not None:
             self._write(outcome, (GONE, None))
         self._last.pop(outcome.sandbox_id, None)
+        self._pods.pop(outcome.sandbox_id, None)
 
     def failed(self, operation: str, error: Exception) -> None:
         """See Observer: the next pass records what a failed one changed."""
@@ -149,13 +152,14 @@ class History:
             count = self._counted() + 1
             with self._db.transaction():
                 self._db.run(_INSERT, change)
-                if outcome.pod != outcome.sandbox_id:  # a VM that only starts has no name yet
+                named = outcome.sandbox_id, self._pods.get(outcome.sandbox_id)
+                if outcome.pod not in named:  # a VM that only starts has no name yet
                     self._db.run(
                         "UPDATE history SET pod = ? WHERE sandbox_id = ? AND pod = sandbox_id",
                         (outcome.pod, outcome.sandbox_id),
                     )
                 count -= self._evict(outcome.sandbox_id, count, limits)
-            self._count = count
+            self._count, self._pods[outcome.sandbox_id] = count, outcome.pod
         except StateError as error:
             self._failed(error)
 

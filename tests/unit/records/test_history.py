@@ -90,6 +90,19 @@ def test_a_name_that_comes_later_is_the_first_rows_too(kept: Kept) -> None:
     assert len(kept.history.changes("shop/web")) == 2
 
 
+@pytest.mark.parametrize("between", ["restart", "records lost", "ended"])
+def test_a_name_that_comes_again_is_every_rows_too(kept: Kept, between: str) -> None:
+    """Whatever was known of the name before: no row stays without it."""
+    kept.history.passed(_passed("s1", pod="shop/web"))
+    if between == "ended":
+        kept.history.ended(_passed("s1", pod="shop/web"))
+    kept.history.passed(_passed("s1", mask="2", pod="s1"))
+    if between == "restart":
+        kept.again()
+    kept.history.passed(_passed("s1", mask="3", pod="shop/web"))
+    assert {change.pod for change in kept.history.changes()} == {"shop/web"}
+
+
 def test_a_set_that_changed_nothing_is_no_move(kept: Kept) -> None:
     """A thread that the kernel left where it was has not been moved."""
     kept.history.passed(_passed(moved=1))
