@@ -239,7 +239,8 @@ class Watch(Running):
     def _compare(self) -> Steps[list[Key]]:
         """Compare the counters with those of the last time; return which grew too much.
 
-        Worst first; of a pCPU that several sandboxes claim, one, and none while an episode lasts.
+        Worst first; of a pCPU that several sandboxes claim, the first, and none while an episode
+        lasts: the threads of the others are not read.
         """
         watched = {(one.sandbox, one.cpu): one for one in self.owners.watched()}
         for key in [*self.sights]:
@@ -259,19 +260,17 @@ class Watch(Running):
             looks = (left[cpu], now[cpu]) if cpu in left and cpu in now and not one.shared else None
             if self._has_grown(key, one, looks, known):
                 suspects.append(key)
+                known.add(cpu)
         self._left = self._look_at(cpus)
         suspects.sort(key=lambda key: -(self.sights[key].growth or NOTHING).percent)
-        worst: dict[int, Key] = {}
-        for key in suspects:
-            worst.setdefault(key[1], key)
-        return list(worst.values())
+        return suspects
 
     def _has_grown(
         self, key: Key, one: Watched, cpu: tuple[CpuLook, CpuLook] | None, known: set[int]
     ) -> bool:
         """Whether others had a pCPU for too long, and it is time to see who.
 
-        `known` are pCPUs with an episode, of this or another sandbox.
+        `known` are pCPUs with an episode, or about to be recorded, of this or another sandbox.
         """
         sight = self.sights.get(key)
         if sight is None or sight.watched.vcpus != one.vcpus:

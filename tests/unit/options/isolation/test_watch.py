@@ -69,7 +69,8 @@ class World:
     def __init__(self, root: Path, *, watch: bool = True) -> None:
         self.root = root
         self.cache = SandboxCache(report=report())
-        sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
+        self.caches = {"pod": self.cache}
+        sandboxes = SimpleNamespace(ids=self.caches.keys(), cache=self.caches.get)
         self.config = replace(Config(), isolation=Isolation(watch=watch, max_foreign=0.1))
         self.events = NodeEvents()
         self.started: list[Coroutine[object, object, None]] = []
@@ -108,6 +109,11 @@ class World:
         assert base.placement is not None
         desired = {**base.placement.desired, EMULATOR.key: place}
         self.cache.report = replace(base, placement=replace(base.placement, desired=desired))
+
+    def claim_again(self, name: str) -> None:
+        """Have one more sandbox with the same threads and pCPU."""
+        assert self.cache.report is not None
+        self.caches[name] = SandboxCache(report=replace(self.cache.report, sandbox_id=name))
 
     async def look(self) -> None:
         await self.watch.look()
@@ -222,10 +228,9 @@ async def test_a_vcpu_that_kata_pins_is_looked_at(tmp_path: Path) -> None:
     assert list(world.claims.watched()) == []
 
 
-async def test_threads_confined_there_are_read_only_while_that_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the sandbox's own emulator runs there is no episode; while it rests nobody reads it."""
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The threads whose counters were read at once, time after time."""
     read: list[set[int]] = []
 
     def task_runs(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, TaskRun]:
@@ -234,6 +239,13 @@ async def test_threads_confined_there_are_read_only_while_that_is_needed(
         return counters.task_runs(root, threads)
 
     monkeypatch.setattr(module, "task_runs", task_runs)
+    return read
+
+
+async def test_threads_confined_there_are_read_only_while_that_is_needed(
+    tmp_path: Path, read: list[set[int]]
+) -> None:
+    """What the sandbox's own emulator runs there is no episode; while it rests nobody reads it."""
     world = World(tmp_path)
     world.place("4")
     vcpu, both = {VCPU.key.tid}, {VCPU.key.tid, EMULATOR.key.tid}
@@ -354,16 +366,30 @@ async def test_after_windows_that_found_nobody_it_rests(
 
 async def test_a_pcpu_of_two_sandboxes_is_recorded_once(world_: World) -> None:
     """Where several claim it, one window is enough; while its episode lasts there is no other."""
-    double = SandboxCache(report=replace(report(), sandbox_id="other"))
-    caches = {"pod": world_.cache, "other": double}
-    sandboxes = SimpleNamespace(ids=list(caches), cache=caches.get)
-    world_.claims._sandboxes = cast("Sandboxes", sandboxes)
+    world_.claim_again("other")
     for number in range(4):
         world_.counters(waited=number * 90 * MS)
         await world_.look()
         await world_.finish()
     assert len(world_.watch.sights) == 2
     assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+
+
+async def test_of_several_sandboxes_all_threads_of_one_are_read(
+    world_: World, read: list[set[int]]
+) -> None:
+    """A window of the pCPU shows whoever runs there, so the others' threads need no look."""
+    world_.place("4")
+    for name in ("other", "third"):
+        world_.claim_again(name)
+    vcpu, both = {VCPU.key.tid}, {VCPU.key.tid, EMULATOR.key.tid}
+    for waited in (0, 90):
+        read.clear()
+        world_.counters(waited=waited * MS)
+        world_.counters(thread=EMULATOR)
+        await world_.look()
+    assert read == [vcpu, both, vcpu, vcpu]
+    await world_.finish()
 
 
 async def test_one_window_at_a_time(world_: World) -> None:
