@@ -214,7 +214,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     verdict = {True: "ok", False: "MISSED", None: ""}[row.held]
     floor = "" if row.floor is None else f"{row.floor:.2f}"
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    value = f"{row.value:.2f}"
+    value = str(row.value) if isinstance(row.value, int) else f"{row.value:.2f}"  # a count
     return (row.name, value, row.unit, floor, ratio, bar, verdict, str(row.n), row.detail)
 
 

@@ -51,6 +51,12 @@ def test_json_has_the_agreed_members() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("value", "shown"), [(1114156, "1114156"), (2.0, "2.00"), (0, "0")])
+def test_counts_have_no_decimals(value: float, shown: str) -> None:
+    """A number of records is printed as one."""
+    assert f"| x |  | {shown} records |" in markdown([Row("x", value, "records", 1)])
+
+
 def test_turns_alternate() -> None:
     """Each round takes one sample of every measure, in their order."""
     calls: list[str] = []
