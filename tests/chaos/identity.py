@@ -179,7 +179,7 @@ def _stopped(claimed: str, before: Callable[[], None] | None, name: str) -> Iter
 
 
 def _own_binaries(source: Path, name: str) -> None:
-    """Hide /usr/bin behind a folder with one binary, for this process alone."""
+    """Hide QEMU's folder behind one with a single binary, for this process alone."""
     if _libc.unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     if not source.exists():
@@ -187,7 +187,7 @@ def _own_binaries(source: Path, name: str) -> None:
     data = source.read_bytes()
     flags = {"private": 0x4000 | 0x40000}
     _mount(b"none", b"/", None, flags["private"])
-    _mount(b"none", b"/usr/bin", b"tmpfs", 0)
+    _mount(b"none", os.fsencode(Path(name).parent), b"tmpfs", 0)
     Path(name).write_bytes(data)
     os.chmod(name, 0o755)
 
