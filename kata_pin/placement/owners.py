@@ -103,11 +103,15 @@ class Known(Struct, frozen=True):
         A cgroup counts for tasks of root alone: others may have made it themselves, with any name
         (D24).
         """
-        found = self.threads.get(task.tid) or self.processes.get(task.pid)
+        found = self.vm_of(task)
         if found or task.kernel or not task.by_root:
-            return found or ""
+            return found
         parts = (container_of(part) for part in task.cgroup.split("/") if part)
         return next((self.containers[one] for one in parts if one in self.containers), "")
+
+    def vm_of(self, task: SeenTask) -> str:
+        """Return the id of the sandbox whose VM, or helper, a task belongs to; empty for none."""
+        return self.threads.get(task.tid) or self.processes.get(task.pid) or ""
 
     def may_use(self, sandbox: str, cpu: int) -> bool:
         """Whether a pCPU is in a sandbox's mask."""

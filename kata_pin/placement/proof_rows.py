@@ -182,7 +182,14 @@ def _task(
     timed: bool,
 ) -> RanTask:
     sandbox = known.sandbox_of(task) if task else ""
-    remedy = remedies.of_task(task, kind, node, sandbox, is_theirs=known.may_use(sandbox, cpu))
+    remedy = remedies.of_task(
+        task,
+        kind,
+        node,
+        sandbox,
+        is_theirs=known.may_use(sandbox, cpu),
+        is_vms=bool(task and known.vm_of(task)),
+    )
     seen = task or SeenTask(ran.tid, 0, "more tasks" if ran.tid == CROWD else "")
     place = place_of(seen.cgroup)
     return RanTask(

@@ -68,13 +68,16 @@ def of_task(
     sandbox: str = "",
     *,
     is_theirs: bool = False,
+    is_vms: bool = False,
 ) -> IntruderRemedy:
     """Return the remedy for a task that ran on an exclusive pCPU; `sandbox` is its sandbox's id.
 
-    `is_theirs`: the pCPU is in that sandbox's mask too.
+    `is_theirs`: the pCPU is in that sandbox's mask too. `is_vms`: the task is known as one of the
+    sandbox's VM, not by its cgroup alone.
     """
-    if task is not None and is_ours(task) and (sandbox or not place_of(task.cgroup).pod_uid):
-        return OURS  # what runs in a pod has any name; no pod runs a program in a VM's cgroup
+    in_pod = is_vms or (not sandbox and bool(task and place_of(task.cgroup).pod_uid))
+    if task is not None and is_ours(task) and not in_pod:
+        return OURS  # what runs in a pod has any name; hooks run in a VM's cgroup, beside the VM
     if task is None or kind is TaskClass.UNKNOWN:
         return IntruderRemedy(
             "ended before it could be identified: look for programs that are started there"

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal
 
 import psutil
@@ -397,8 +398,9 @@ def _group(
     sandbox = most.process.sandbox
     kind = TaskClass.OTHER_SANDBOX if sandbox else TaskClass.USER
     is_theirs = most.cpus <= masks.get(sandbox, EMPTY)
-    remedy = remedies.of_task(most.task, kind, node, sandbox, is_theirs=is_theirs)
-    movable = (one for one in members if remedies.of_task(one.task, kind, node, sandbox).command)
+    of_task = partial(remedies.of_task, kind=kind, node=node, sandbox=sandbox, is_vms=bool(sandbox))
+    remedy = of_task(most.task, is_theirs=is_theirs)
+    movable = (one for one in members if of_task(one.task).command)
     pids = [str(one.process.pid) for one in movable]
     command = remedy.command
     if len(pids) > 1 and command.startswith("taskset "):

@@ -93,6 +93,8 @@ def test_what_runs_in_a_pod_is_not_ours_by_its_name() -> None:
     task = SeenTask(31, 31, "kata-pin", 0, V2.free, pod, process="kata-pin")
     assert of_task(task, TaskClass.USER, V2).text.startswith("pod 12345678-")
     assert of_task(task, TaskClass.SAME_POD, V2, "p1").text.startswith("kata-pin's own")
+    vms = of_task(task, TaskClass.SAME_POD, V2, "p1", is_vms=True)
+    assert vms.command == "kata-pin explain p1", "a VMM may have any name too"
 
 
 @pytest.mark.parametrize(

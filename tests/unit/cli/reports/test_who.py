@@ -115,6 +115,20 @@ def test_commands_of_kata_pin_are_not_named_after_who_runs_them() -> None:
     assert any(other in those for those in pids.values())
 
 
+def test_a_vmm_that_calls_itself_kata_pin_has_the_remedy_of_its_sandbox() -> None:
+    """It is named after its pod, and what it calls itself says nothing."""
+    cpu = CPUS[0]
+    state = node_of_this_host()
+    owner = docs.sandbox("a/b", str(cpu), exclusive=str(cpu))
+    with child({cpu}, "kata-pin") as vmm:
+        other = docs.sandbox("c/d", None, docs.thread(vmm, "emulator", str(cpu)))
+        state = replace(state, sandboxes=(owner, other))
+        groups = who_report.groups(state, None, {})
+    (found,) = (one for one in groups if vmm in {process.pid for process in one.processes})
+    assert found.name == "c/d"
+    assert found.remedy.startswith("apply the affinities of that sandbox again")
+
+
 def test_a_sandboxs_own_threads_do_not_intrude() -> None:
     """Threads that work for the owner are no intruders; those of another sandbox are."""
     cpu = CPUS[0]
