@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -77,6 +78,36 @@ def require_trusted(connected: socket.socket) -> None:
     who = peer(connected)
     if not who.trusted:
         raise PermissionError(f"peer (pid {who.pid}) runs as uid {who.uid}, not as root")
+
+
+@dataclass
+class Credit:
+    """How much a peer may take: a peer that floods delays only itself.
+
+    It grows by `per_s` each second, up to `most`.
+    """
+
+    per_s: float
+    most: float
+    _left: float = field(init=False)
+    _since: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._left = self.most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing was taken that has not grown again."""
+        return self._grown(time.monotonic()) == self.most
+
+    def wait_after(self, taken: float) -> float:
+        """Take so much; return how many seconds the peer should wait, 0 for none."""
+        now = time.monotonic()
+        self._left, self._since = self._grown(now) - taken, now
+        return max(0.0, -self._left / self.per_s)
+
+    def _grown(self, now: float) -> float:
+        return min(self.most, self._left + (now - self._since) * self.per_s)
 
 
 # > clients = Clients("control client", 32, talk, limit=4096)

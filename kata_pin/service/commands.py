@@ -77,22 +77,13 @@ class _User:
     """One user that is connected, or that was a moment ago."""
 
     connections: int = 0
-    tokens: float = BURST
-    counted_at: float = field(default_factory=time.monotonic)
+    requests: sockets.Credit = field(default_factory=lambda: sockets.Credit(PER_SECOND, BURST))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def wait_s(self) -> float:
-        """Take a request from the user's rate; return how long it has to wait for that."""
-        now = time.monotonic()
-        self.tokens = min(BURST, self.tokens + (now - self.counted_at) * PER_SECOND) - 1
-        self.counted_at = now
-        return max(0.0, -self.tokens / PER_SECOND)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is lost by forgetting the user."""
-        full = self.tokens + (time.monotonic() - self.counted_at) * PER_SECOND >= BURST
-        return not self.connections and full
+        return not self.connections and self.requests.is_full
 
 
 class Readers:
@@ -120,7 +111,7 @@ class Readers:
         """Return the answer to a request line of a connected user, made now or a moment ago."""
         user = self._users[uid]
         async with user.asking:
-            await asyncio.sleep(user.wait_s())
+            await asyncio.sleep(user.requests.wait_after(1))
             fresh = self._fresh(line)
             if fresh is not None:
                 return fresh

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from kata_pin.base.errors import (
@@ -19,6 +18,7 @@ from kata_pin.base.errors import (
     StateError,
     reason_of,
 )
+from kata_pin.linux.sockets import Credit
 from kata_pin.peers import ttrpc
 from kata_pin.peers.cri import DEADLINE_S
 from kata_pin.peers.nri import messages, replies
@@ -156,30 +156,6 @@ PIECE: Final = 8192
 """Bytes taken in one turn of the event loop: a few events, between which hooks are served."""
 
 
-@dataclass
-class LoopShare:
-    """How much of the event loop a peer may take: a runtime that floods delays only itself.
-
-    It is a credit of seconds: it grows by `part` of the time that passes, up to `burst_s`.
-    """
-
-    part: float
-    burst_s: float
-    _credit_s: float = field(init=False)
-    _since: float = field(init=False, default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self._credit_s = self.burst_s
-
-    def wait_after(self, worked_s: float) -> float:
-        """Take work off the credit; return how many seconds the peer should wait, 0 for none."""
-        now = time.monotonic()
-        grown = self._credit_s + (now - self._since) * self.part
-        self._credit_s = min(grown, self.burst_s) - worked_s
-        self._since = now
-        return max(0.0, -self._credit_s / self.part)
-
-
 class NriSession(asyncio.BufferedProtocol):
     """Serves Plugin on one connection, and registers there.
 
@@ -208,7 +184,7 @@ class NriSession(asyncio.BufferedProtocol):
         self._unanswered: set[int] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._share = LoopShare(LOOP_PART, BURST_S)
+        self._credit = Credit(LOOP_PART, BURST_S)
         self._buffer = bytearray(PIECE)
 
     @property
@@ -258,7 +234,7 @@ class NriSession(asyncio.BufferedProtocol):
         """Take the peer's bytes, and no more for a while if they took too much time."""
         began = time.monotonic()
         self.data_received(bytes(self._buffer[:nbytes]))
-        wait_s = self._share.wait_after(time.monotonic() - began)
+        wait_s = self._credit.wait_after(time.monotonic() - began)
         if wait_s and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(wait_s, self._read_on)

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from kata_pin.linux import sockets
 from kata_pin.peers import ttrpc
 from kata_pin.peers.nri import messages as nri
 from kata_pin.peers.nri import session
@@ -37,7 +38,8 @@ class Flood(asyncio.Transport):
             clock_gettime_ns=time.clock_gettime_ns,
             CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
         )
-        monkeypatch.setattr(session, "time", clock)
+        for module in (session, sockets):
+            monkeypatch.setattr(module, "time", clock)
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(
             loop, "call_later", lambda s, call: self._timers.append((self.now + s, call))
