@@ -1,4 +1,4 @@
-"""Groups of resctrl: what each sandbox uses of caches and memory bandwidth (docs/caches.md)."""
+"""Groups of resctrl: what each sandbox uses of caches and memory bandwidth (`resctrl`)."""
 
 from __future__ import annotations
 
