@@ -260,7 +260,7 @@ class NodeFiles:
         self._unlink(path)
         folder = os.path.dirname(path)
         with contextlib.suppress(OSError):  # only folders of our own that are empty now
-            while "kata-pin" in folder.split("/"):
+            while "kata-pin" in folder.split("/") or folder == f"{UNIT}.d":
                 os.rmdir(self._real(folder))
                 folder = os.path.dirname(folder)
         return FileChange("removed", path)
