@@ -22,7 +22,8 @@ from tests.boundary.host import Vm
 from tests.boundary.node import Node
 
 ALL = "0-15"
-AUDIT = {"affinity_s": 10, "deep_s": 60}
+AUDIT = {"affinity_s": 600, "deep_s": 3600}
+"""So rare that on a busy machine no audit finds what its test expects an event to show."""
 LONG_AGO = 1_000_000_000
 
 
@@ -86,10 +87,10 @@ async def test_what_cannot_be_stored_is_spooled(node: Node, vm: Vm) -> None:
     vm.bundle("c2", "5")
     with node.registry_refuses():
         await node.hook("createRuntime", "c2", vm.pid)
-        await node.clock.move(61)
+        await node.clock.move(3601)
         (spooled,) = (node.runtime_dir / "spool").glob("*.msg")
         assert "c2" not in await _counting(node, vm)
-    await node.clock.move(61)
+    await node.clock.move(3601)
     await node.placed(vm, main="4-5")
     assert not spooled.exists()
 
@@ -106,7 +107,7 @@ async def test_spooled_messages_count_in_their_order(node: Node, vm: Vm) -> None
     await node.until(lambda: len(list((node.runtime_dir / "spool").glob("*.msg"))) == 1, "the rest")
     assert not await _counting(node, vm) & {"c2", "c3"}
     node.kernel.unreadable.clear()
-    await node.clock.move(61)
+    await node.clock.move(3601)
     await node.placed(vm, main="4-5")
 
 
@@ -253,7 +254,7 @@ async def test_no_descriptor_for_a_state(
     assert not (await node.request("reconcile"))["ok"]
     assert (vm.masks["main"], await _counting(node, vm)) == ("4", {"p1", "c1"})
     node.kernel.unreadable.clear()
-    await node.clock.move(61)
+    await node.clock.move(3601)
     await node.placed(vm, main="5")
 
 
@@ -277,7 +278,7 @@ async def test_a_state_that_is_not_whole_ends_nothing(
     file.write_text(text)
     os.utime(file, (LONG_AGO, LONG_AGO))
     for _ in range(3):
-        await node.clock.move(61)
+        await node.clock.move(3601)
         await node.ask("reconcile")
     assert await _counting(node, vm) == {"p1", "c1"}
     assert caplog.text.count("Kata's state cannot be read") == (text in {"[]", "{"})
@@ -291,7 +292,7 @@ async def test_a_later_state_undoes_an_end(node: Node, vm: Vm) -> None:
     await node.placed(vm, main="4")
     await node.stopped(vm, "c1")
     vm.persist(c1="4")
-    await node.clock.move(61)
+    await node.clock.move(3601)
     await node.ask("reconcile")
     assert await _counting(node, vm) == {"p1"}
 
@@ -304,7 +305,7 @@ async def test_a_change_that_cannot_be_stored_is_left_to_the_audit(
         vm.persist(c1="5")
         while "cannot handle a change" not in caplog.text:
             await node.pause()
-    await node.clock.move(61)
+    await node.clock.move(3601)
     await node.placed(vm, main="5")
     vm.persist(c1="6")
     await node.placed(vm, main="6")
@@ -326,7 +327,7 @@ async def test_a_deep_audit_repeats_a_pass_that_failed(tmp_path: Path) -> None:
         await node.clock.move(30)
         for _ in range(5):
             await node.pause()
-        await node.clock.move(61)
+        await node.clock.move(3601)
         await node.placed(vm, main="4")
 
 
@@ -372,17 +373,17 @@ async def test_lost_file_events_ask_for_passes(node: Node, vm: Vm) -> None:
     def rename() -> None:
         for number in range(limit + 2):
             names[number % 2].rename(names[(number + 1) % 2])
-        write("6")  # within the same tick, and that event is lost too
 
-    def flood() -> None:  # in one go, while nobody reads the events
+    def flood(last: Callable[[], object]) -> None:  # in one go, while nobody reads the events
         with node.clock.paused():  # else an audit may be due after it, and find what was lost
-            thread = threading.Thread(target=rename)
-            thread.start()
-            thread.join()
+            for target in (rename, last):
+                thread = threading.Thread(target=target)
+                thread.start()
+                thread.join()
 
-    flood()
+    flood(lambda: write("6"))  # within the same tick, and that event is lost too
     await node.placed(vm, main="6")
-    await _repaired(node, vm, flood, back="6")
+    await _repaired(node, vm, lambda: flood(rename), back="6")  # its own files are as before
 
 
 async def test_a_written_cpuset_asks_for_a_pass(tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ async def test_a_kernel_without_uevents(tmp_path: Path, caplog: pytest.LogCaptur
         await node.create(vm, "c1", "4-5")
         node.host.set_online("0-4")
         node.host.affinities[vm.iothread] = {0}
-        await node.clock.move(11)
+        await node.clock.move(601)
         await node.placed(vm, io="4")
     assert caplog.text.count("noticed only by audits") == 1
 
