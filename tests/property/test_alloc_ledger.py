@@ -34,7 +34,7 @@ class Runtime(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.ledger = Ledger(lambda: 0.0)
         self.state = AllocState(CpuSet(range(4)))
         self.has: dict[str, CpuSet] = {}
 
@@ -113,7 +113,7 @@ class Runtime(RuleBasedStateMachine):
     @invariant()
     def two_answers_are_enough(self) -> None:
         """A VM needs two, to widen and to narrow; nothing is pending then."""
-        ledger = Ledger()
+        ledger = Ledger(lambda: 0.0)
         for name, cpus in self.has.items():
             ledger.reported(name, Cpuset(cpus))
         for _ in range(2):

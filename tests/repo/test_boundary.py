@@ -27,10 +27,11 @@ IMPURE = frozenset(
 """Modules and functions that reach sockets, files, processes, threads, clocks or terminals."""
 
 COMPUTING = {
+    "asyncio": frozenset({"Event"}),
     "os": frozenset({"fsdecode", "fsencode", "path", "sep", "strerror"}),
     "urllib": frozenset({"parse"}),
 }
-"""What of such a module only computes."""
+"""What of such a module only computes, or only holds a value."""
 
 Use = tuple[str, str]
 """A module and a name in it; without a name the module as a whole."""
@@ -184,6 +185,7 @@ def test_what_is_pure() -> None:
     assert is_pure(("kata_pin.options.pictures.page", "document")), "of a module, what it reads"
     assert is_pure(("kata_pin.options.allocation.checked_policy", "CheckedPolicy")), "annotations"
     assert not is_pure(("kata_pin.engine.sandboxes", "Supervisor")), "it waits by the clock"
+    assert is_pure(("kata_pin.options.allocation.ledger", "Ledger")), "it is given the time"
     assert not is_pure(("kata_pin.linux.files", "HOST"))
     assert not is_pure(("kata_pin.guest.keeper", "Keeper"))
     assert not is_pure(("kata_pin.guest", "keeper"))

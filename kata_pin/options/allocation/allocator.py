@@ -11,6 +11,7 @@ Lifetime: the daemon's; used in the event loop's thread only, between two awaits
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -69,7 +70,7 @@ class Allocator:
         self.news = AllocNews(core.events)
         self.conflicts = PluginConflicts(core.events)
         self.grants = Grants(core.registry, self.news, passes)
-        self.ledger = Ledger(lambda: core.node.current().topology.online)
+        self.ledger = Ledger(time.monotonic, lambda: core.node.current().topology.online)
         self.placements = PlacementFiles(core.live.now.runtime_dir, self.settings)
         self.devices = HostDevices(core.root, core.kata_pinning.hot_plug)
         self._node = core.node

@@ -23,7 +23,6 @@ Lifetime: the daemon's; nothing of it survives a restart.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -56,7 +55,7 @@ Look = Callable[[int | str], tuple[str, CpuSet]]
 
 
 class RetryState(Struct, frozen=True):
-    """Failed tries in a row to send `cpuset`, and when to try again (time.monotonic()).
+    """Failed tries in a row to send `cpuset`, and when to try again (CLOCK_MONOTONIC).
 
     `problem` is empty for a container that is only put off: the runtime does not know it (it is
     about to end), there was no runtime, or it reported another cpuset meanwhile. `slow` counts slow
@@ -119,8 +118,13 @@ def cpuset_for(grant: Grant, state: AllocState) -> Cpuset:
 class Ledger:
     """All containers of the node that a runtime has reported, by id."""
 
-    def __init__(self, online: Callable[[], CpuSet] | None = None) -> None:
-        """`online` returns the CPUs that are online now; None: all CPUs that anybody reports."""
+    def __init__(
+        self, clock: Callable[[], float], online: Callable[[], CpuSet] | None = None
+    ) -> None:
+        """`clock` is CLOCK_MONOTONIC, in seconds.
+
+        `online` returns the CPUs that are online now; None: all CPUs that anybody reports.
+        """
         self.changed = asyncio.Event()
         """Something may be pending: the pusher looks soon."""
         self.woken = asyncio.Event()
@@ -129,6 +133,7 @@ class Ledger:
         """Everything that was pending has been tried."""
         self.is_connected = False
         """Whether a runtime reports every container of the node."""
+        self._clock = clock
         self._online = online
         self._entries: dict[str, LedgerEntry] = {}
         self._pushed: tuple[str, Cpuset] | None = None
@@ -314,9 +319,9 @@ class Ledger:
         self.forget_failures(but=pending)
         due_at = {name: max(not_before, self._due_at(name, pending[name])) for name in pending}
         next_at = min(due_at.values(), default=None)
-        if next_at is None or next_at > time.monotonic():
+        if next_at is None or next_at > self._clock():
             return None, next_at
-        now = time.monotonic()
+        now = self._clock()
         first = min((name for name in pending if due_at[name] <= now), key=self._precedence)
         return (first, pending[first]), next_at
 
@@ -324,14 +329,14 @@ class Ledger:
         """Record that a push failed; without a `problem` the container is only put off."""
         entry = self._entries.get(container_id)
         if entry is not None:
-            self._update(container_id, retry=entry.retry.failed(problem, cpuset, time.monotonic()))
+            self._update(container_id, retry=entry.retry.failed(problem, cpuset, self._clock()))
 
     def took(self, container_id: str, seconds: float) -> None:
         """Record how long a push took, whatever its result."""
         entry = self._entries.get(container_id, LedgerEntry())
         slow = entry.retry.slow + 1 if seconds > SLOW_S else 0
         if slow:
-            now, least = time.monotonic(), REST * seconds
+            now, least = self._clock(), REST * seconds
             until = max(self._slow_until, now) + least * 2 ** min(slow - 1, 10)
             self._slow_until = min(until, now + max(LONGEST_REST_S, least))
         if slow != entry.retry.slow and container_id in self._entries:

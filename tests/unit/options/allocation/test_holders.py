@@ -260,7 +260,7 @@ def test_dra_claims_are_taken(registry: Registry) -> None:
     """A claim whose container has no record, and one that is a recorded container's cpuset."""
     registry.record(Container("c-x", "s-x", cpus=cpus("2-3"), name="app", pod_name="x"), stamp_ns=1)
     here = Node(flat(8), claims={"one": cpus("2-3"), "two": cpus("6")})
-    held = Holders(registry).current(here, AllocState(), Ledger())
+    held = Holders(registry).current(here, AllocState(), Ledger(lambda: 0.0))
     assert [(one.container_id, str(one.cpus), one.source.text) for one in held] == [
         ("c-x", "2-3", "DRA claim"),
         ("claim/two", "6", "DRA claim"),

@@ -6,6 +6,7 @@ tests/property/test_alloc_ledger.py has what is pending after any answers, pushe
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -15,11 +16,17 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.ledger import Ledger, cpuset_for
+from kata_pin.peers.nri.messages import MAX_CONTAINERS
 from kata_pin.peers.nri.replies import Cpuset, Update
 from tests.support.allotted import request
 from tests.support.world import cpus
 
 ALL = CpuSet(range(8))
+
+
+def made(online: Callable[[], CpuSet] | None = None) -> Ledger:
+    """Return an empty ledger; no time passes."""
+    return Ledger(lambda: 0.0, online)
 
 
 def _grant(one: ContainerRequest, exclusive: str = "", shared: str | None = None) -> Grant:
@@ -58,7 +65,7 @@ def test_limits_are_sent_with_the_cpuset_and_alone() -> None:
     heavy = replace(PLAIN, limits=Limits(shares=512))
     kata = replace(OWN, limits=Limits(shares=4), request=replace(OWN.request, quota_us=None))
     assert cpuset_for(kata, _state(kata)) == Cpuset(limits=Limits(shares=4))
-    ledger = Ledger()
+    ledger = made()
     name, cpuset = PLAIN.container_id, Cpuset(cpus("0-5"), limits=Limits(1024, 1000, 1000, 1 << 30))
     ledger.requested(PLAIN.request, "s")
     ledger.reported(name, cpuset)
@@ -76,7 +83,7 @@ def test_limits_are_sent_with_the_cpuset_and_alone() -> None:
 def test_a_report_of_a_push_with_limits() -> None:
     """The runtime reports all limits of the container: the push is confirmed by it all the same."""
     heavy = replace(PLAIN, limits=Limits(shares=512))
-    ledger, name = Ledger(), PLAIN.container_id
+    ledger, name = made(), PLAIN.container_id
     ledger.requested(PLAIN.request, "s")
     ledger.reported(name, Cpuset(cpus("0-5"), limits=Limits(1024, memory=1 << 30)))
     pushed = ledger.pending(_state(heavy))[name]
@@ -107,7 +114,7 @@ def test_memory_nodes_go_along() -> None:
 def test_a_vm_is_not_widened_by_what_is_offline() -> None:
     """CPUs that went offline cannot be written; what is left online of the old ones stays."""
     online = cpus("0-4,6-7")
-    ledger, state = Ledger(lambda: online), _state(OWN)
+    ledger, state = made(lambda: online), _state(OWN)
     ledger.reported("c-db", Cpuset(cpus("4-5")))
     sent = [[update.cpuset.cpus for update in ledger.updates(state)] for _ in range(3)]
     assert sent == [[cpus("4,6-7")], [cpus("6-7")], []]
@@ -118,14 +125,14 @@ def test_a_vm_is_not_widened_by_what_is_offline() -> None:
 
 def test_undecided_memory_nodes_do_not_wait() -> None:
     """Memory nodes that a container has and no policy decided are no difference."""
-    ledger = Ledger()
+    ledger = made()
     ledger.reported("c-web", Cpuset(cpus("0-5"), cpus("0")))
     assert ledger.updates(_state(PLAIN)) == ()
 
 
 def test_a_cgroup_that_allows_more_is_updated_again() -> None:
     """What an update left undone, or another program wrote, is found and sent again."""
-    ledger, state = Ledger(), _state(PLAIN, OWN)
+    ledger, state = made(), _state(PLAIN, OWN)
     ledger.reported("c-web", Cpuset(cpus("0-5")), pid=7)
     ledger.reported("c-db", Cpuset(cpus("6-7")), pid=8)
     places: dict[int | str, tuple[str, CpuSet]] = {7: ("/pods/c-web", cpus("0-5"))}
@@ -137,7 +144,7 @@ def test_a_cgroup_that_allows_more_is_updated_again() -> None:
 
 def test_what_is_no_sign_of_anything() -> None:
     """Fewer CPUs, another process of that number, a process that is gone, an update that is due."""
-    ledger, state = Ledger(), _state(PLAIN)
+    ledger, state = made(), _state(PLAIN)
     ledger.reported("c-web", Cpuset(cpus("0-6")), pid=7)
     for place in (
         *(("/pods/c-web", cpus("3")), ("/pods/other", ALL), ("", CpuSet())),
@@ -153,7 +160,7 @@ def test_a_vms_cgroup_is_that_of_all_its_containers() -> None:
     other = request("log", cpus=1)
     pod = replace(other.pod, sandbox_id=OWN.request.pod.sandbox_id)
     both = OWN, _grant(replace(other, pod=pod), exclusive="5")
-    ledger, state = Ledger(), _state(*both)
+    ledger, state = made(), _state(*both)
     for grant, had in zip(both, ("6-7", "5"), strict=True):
         ledger.requested(grant.request, "s-db")
         ledger.reported(grant.container_id, Cpuset(cpus(had)), pid=7, runs=True)
@@ -171,7 +178,7 @@ def test_a_vms_cgroup_is_that_of_all_its_containers() -> None:
 
 def test_a_container_of_katas_that_does_not_run_yet_is_in_no_cgroup() -> None:
     """Kata confines the VM when it makes the container; one without a cpuset confines nothing."""
-    ledger, state = Ledger(), _state(OWN)
+    ledger, state = made(), _state(OWN)
     ledger.requested(OWN.request, "s-db")
     ledger.reported("c-db", Cpuset(cpus("6-7")), pid=7)
     assert ledger.misplaced(state, lambda _: ("/pods/kata_s-db", ALL)) == []
@@ -183,7 +190,7 @@ def test_a_container_of_katas_that_does_not_run_yet_is_in_no_cgroup() -> None:
 
 def test_owners_leave_before_others_come() -> None:
     """Narrowed cpusets come first; a container without a cpuset had every CPU."""
-    ledger, state = Ledger(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
+    ledger, state = made(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
     ledger.reported("c-web", Cpuset(cpus("0-3")))
     ledger.reported("c-db", Cpuset(cpus("4-7")))
     ledger.reported("c-new", Cpuset())
@@ -193,17 +200,17 @@ def test_owners_leave_before_others_come() -> None:
 def test_a_part_or_more_is_one_step() -> None:
     """Narrowing and widening alone need no step between, nor does a container without a VM."""
     for there in ("5-7", "6", ""):
-        ledger = Ledger()
+        ledger = made()
         ledger.reported("c-db", Cpuset(cpus(there)))
         assert [one.cpuset.cpus for one in ledger.updates(_state(OWN))] == [cpus("6-7")]
-    ledger = Ledger()
+    ledger = made()
     ledger.reported("c-web", Cpuset(cpus("6-7")))
     assert [one.cpuset.cpus for one in ledger.updates(_state(PLAIN))] == [cpus("0-5")]
 
 
 def test_one_container_alone() -> None:
     """The answer to a container's own update can be asked for that container only."""
-    ledger, state = Ledger(), _state(PLAIN, OWN)
+    ledger, state = made(), _state(PLAIN, OWN)
     for name in ("c-web", "c-db"):
         ledger.reported(name, Cpuset(ALL))
     assert [one.container_id for one in ledger.updates(state, only="c-db")] == ["c-db"]
@@ -213,7 +220,7 @@ def test_one_container_alone() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_answer_overtakes_a_push(fails: bool) -> None:
     """A newer cpuset does not wait for a push that hangs; it is sent once more afterwards."""
-    ledger = Ledger()
+    ledger = made()
     ledger.reported("c-web", Cpuset(ALL))
     newer = _state(replace(PLAIN, shared=cpus("0-3")))
     with contextlib.suppress(KataPinError), ledger.pushing("c-web", Cpuset(cpus("0-5"))):
@@ -230,7 +237,7 @@ def test_an_answer_overtakes_a_push(fails: bool) -> None:
 
 def test_an_overtaken_push_across_connections() -> None:
     """A container that has ended stays so; one that is reported again is sent its cpuset."""
-    ledger = Ledger()
+    ledger = made()
     newer = _state(replace(PLAIN, shared=cpus("0-3")))
     for told in (False, True):
         ledger.reported("c-web", Cpuset(ALL))
@@ -246,7 +253,7 @@ def test_an_overtaken_push_across_connections() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
     """A last cpuset is sent again after a push that it overtook, and then no more."""
-    ledger, last = Ledger(), Cpuset(ALL)
+    ledger, last = made(), Cpuset(ALL)
     ledger.reported("c-web", Cpuset(cpus("0-3")))
     with contextlib.suppress(KataPinError), ledger.pushing("c-web", Cpuset(cpus("0-1"))):
         ledger.restore("c-web", last)
@@ -262,7 +269,7 @@ def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
 
 def test_who_is_told() -> None:
     """Until its end, or a disconnection; a container left to another plugin stays so."""
-    known = Ledger()
+    known = made()
     for name in ("a", "b"):
         known.requested(request(name), "s-1")
     known.requested(request("c"), "s-2")
@@ -277,11 +284,13 @@ def test_who_is_told() -> None:
     assert list(known.requests()) == []
 
 
-def test_a_runtime_that_tells_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_tells_too_many() -> None:
     """Containers beyond the limit of Synchronize are not recorded; known ones are followed."""
-    monkeypatch.setattr("kata_pin.options.allocation.ledger.MAX_CONTAINERS", 1)
-    known = Ledger()
-    known.requested(request("a"), "s")
-    known.requested(request("b"), "s")
-    known.requested(request("a", cpus=2), "s")
-    assert [one.cpu_millis for one, _, _ in known.requests()] == [2000]
+    known = made()
+    one = request("a")
+    for number in range(MAX_CONTAINERS + 1):
+        known.requested(replace(one, container_id=f"c-{number}"), "s")
+    known.requested(replace(request("a", cpus=2), container_id="c-0"), "s")
+    found = {one.container_id: one.cpu_millis for one, _, _ in known.requests()}
+    assert len(found) == MAX_CONTAINERS
+    assert found["c-0"] == 2000

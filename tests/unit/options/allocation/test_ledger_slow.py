@@ -18,15 +18,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    one = Clock()
-    monkeypatch.setattr("time.monotonic", one)
-    return one
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def ledger(clock: Clock) -> Ledger:
-    one = Ledger()
+    one = Ledger(clock)
     for name in ("a", "b", "gone", "hung", "web", "well", *map(str, range(50))):
         one.reported(name, NOTHING)
     return one
