@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,7 +20,6 @@ from kata_pin.base.documents.state import CpuPlace, Sandbox, State
 from kata_pin.base.values import HolderSource
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports.findings import Looked
-from kata_pin.linux.topology import read_topology
 from kata_pin.options.pictures import command, page, svg
 from kata_pin.options.pictures.picture import (
     MAX_NAME,
@@ -36,7 +34,6 @@ from kata_pin.options.pictures.picture import (
     picture,
     shortened,
 )
-from tests.support.hosttree import SYSFS, grow, listing
 from tests.unit.cli import documents as docs
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -48,16 +45,6 @@ EVIL = (
 def tiles(state: State, **given: Any) -> dict[int, Tile]:
     """Return the tiles of a node by pCPU."""
     return {one.number: one for one in picture(state, Output(80), **given).tiles}
-
-
-def host(name: str, folder: Path) -> State:
-    """Return an idle node with one of the recorded topologies."""
-    found = read_topology(grow(folder, listing(name)))
-    cpus = tuple(
-        CpuPlace(one.cpu, one.node, one.package, one.llc, one.core, one.thread, one.kind)
-        for one in found.cpus
-    )
-    return on(cpus, online=str(found.online), present=str(found.present))
 
 
 def on(places: tuple[CpuPlace, ...], *sandboxes: Sandbox, **facts: str) -> State:
@@ -115,17 +102,6 @@ def test_boxes_fit_into_each_other(count: int, width: int, detail: Detail) -> No
     check_boxes(whole, found)
 
 
-@pytest.mark.parametrize("name", sorted(one.stem for one in SYSFS.glob("*.tree")))
-def test_recorded_topologies(name: str, tmp_path: Path) -> None:
-    """Every recorded machine is drawn whole, offline pCPUs too."""
-    state = host(name, tmp_path)
-    found = picture(state, Output(80))
-    present = CpuSet.parse(state.node.present)
-    assert CpuSet(one.number for one in found.tiles) == present
-    check_boxes(fitted(found, Output(80)), found)
-    ElementTree.fromstring(svg.document(state))
-
-
 def titles(state: State) -> list[str]:
     """Return the titles of the boxes at 200 columns."""
     return [
@@ -141,19 +117,6 @@ def test_pcpus_of_pods_without_a_vm_are_not_free() -> None:
     found = tiles(docs.state(exclusive, assigned="4-5,12", kubelet=None))
     assert [found[cpu].use for cpu in (4, 12, 13)] == [Use.EXCLUSIVE, Use.EXCLUSIVE, Use.FREE]
     assert found[12].owner == "pods without a VM"
-
-
-def test_levels_nest_as_the_machine_does(tmp_path: Path) -> None:
-    """A level with one member is named in the title around it; caches are boxes where several."""
-    caches = titles(host("several-llcs", tmp_path / "a"))
-    assert caches[0] == "package 0 · NUMA node 0"
-    assert sum(one.startswith("last-level cache of ") for one in caches) == 2
-    sockets = titles(host("two-sockets-smt", tmp_path / "b"))
-    assert [one for one in sockets if not one.startswith("core ")] == [
-        "package 0 · NUMA node 0 · last-level cache of 0-7",
-        "package 1 · NUMA node 1 · last-level cache of 8-15",
-    ]
-    assert titles(host("sparse-offline", tmp_path / "c"))[-1].startswith("offline 1,4-7,9-10")
 
 
 def test_a_node_of_several_packages_holds_them() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.config.tree import Config, LiveConfig, Rt
 from kata_pin.base.counters import RtNode
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.placement import Cause, Desired, PassOutcome, Placement, Report, SandboxMask
+from kata_pin.base.placement import Desired, Placement, SandboxMask
 from kata_pin.base.sandbox import Thread
 from kata_pin.base.values import ThreadRole
-from kata_pin.options.realtime import RealtimeVcpus, choose
+from kata_pin.options.realtime import choose
 from tests.support import world
 
 FOUR = CpuSet([4])
@@ -85,48 +81,3 @@ def test_threads_that_are_no_paired_vcpu_or_not_there_yet() -> None:
         assert (choice.threads, choice.refusals) == ({}, ())
     thread = world.thread(ThreadRole.IOTHREAD, 1100, on="4")
     assert choose((thread,), placed(thread), 1, GOOD).threads == {}
-
-
-class Looking(RealtimeVcpus):
-    """Says over which sandboxes a look went."""
-
-    looked: tuple[str, ...] = ()
-
-    def _node(self, *_: Any) -> RtNode:
-        return GOOD
-
-    def _settle(self, sandbox_id: str, *_: Any) -> None:
-        self.looked += (sandbox_id,)
-
-
-def looking(cache: SimpleNamespace) -> Looking:
-    core: Any = SimpleNamespace(
-        root=None,
-        live=LiveConfig(replace(Config(), rt=Rt("fifo:1"))),
-        registry=SimpleNamespace(run=lambda _: None),
-        sandboxes=SimpleNamespace(ids=["pod"], cache=lambda _: cache),
-        index=None,
-    )
-    keeper = Looking(core)
-    keeper._managed.add("pod")
-    return keeper
-
-
-def test_a_look_waits_for_the_pass_that_runs() -> None:
-    """Threads are on their way meanwhile: what the former pass found counts no more."""
-    cache = SimpleNamespace(report=Report("pod", (VCPU,), placed()), passing=True)
-    keeper = looking(cache)
-    keeper.look()
-    assert not keeper.looked
-    cache.passing = False
-    keeper.look()
-    assert keeper.looked == ("pod",)
-
-
-def test_a_released_sandbox_is_looked_at_no_more() -> None:
-    """Its pass restores classes; audits give none again."""
-    report = Report("pod", (VCPU,), placed())
-    keeper = looking(SimpleNamespace(report=report, passing=False))
-    keeper.passed(PassOutcome("pod", "shop/web", "released", report, Cause()))
-    keeper.look()
-    assert keeper.looked == ("pod",)
