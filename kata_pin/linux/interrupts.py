@@ -38,12 +38,15 @@ class RowCounts(Mapping[int, int]):
     raises ParseError for what is not one number per pCPU.
     """
 
-    __slots__ = ("_places", "_words", "text")
+    __slots__ = ("_places", "_start", "_words", "text")
 
     def __init__(self, places: Mapping[int, int], text: bytes) -> None:
         self._places = places
         self.text = text
         self._words: list[bytes] | None = None
+        start = text.find(b":") + 1
+        padded = len(text.rstrip()) - start == WIDTH * len(places)
+        self._start = start if padded else None  # of the numbers, if all have the same width
 
     def of(self, text: bytes) -> RowCounts:
         """Return the counts of another text with the same columns."""
@@ -89,13 +92,6 @@ class RowCounts(Mapping[int, int]):
             if times > 0:
                 grown[cpu] = times
         return grown
-
-    @property
-    def _start(self) -> int | None:
-        """Where the numbers begin if all have the same width, else None."""
-        start = self.text.find(b":") + 1
-        padded = len(self.text.rstrip()) - start == WIDTH * len(self._places)
-        return start if padded else None
 
     def _count(self, place: int) -> int:
         """Return one number; if all have the same width, the others are not looked at."""
