@@ -36,7 +36,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
 
 async def figures_of(node: BenchNode, sandboxes: Crowd, rounds: int) -> Figures:
     """Return what audits of these sandboxes cost."""
-    config = replace(node.config(audits=False), hypervisors=sandboxes.hypervisors)
+    config = replace(node.config(), hypervisors=sandboxes.hypervisors)
     async with local_service(config) as daemon:
         await daemon.settle(sandboxes.ids)
         return await take(daemon, sandboxes.ids, rounds)

@@ -91,7 +91,7 @@ async def _messages(
     node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar_ms: float
 ) -> list[Row]:
     """Measure messages about a known sandbox, and first messages: the sandbox just forgotten."""
-    async with local_service(node.config(audits=False)) as daemon:
+    async with local_service(node.config()) as daemon:
         await daemon.settle([sandbox.id])
         work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
         tids, everywhere = sandbox.tids(), frozenset(node.online)
@@ -115,7 +115,7 @@ async def _messages(
 
 async def _passes(node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar: float) -> list[Row]:
     """Measure the CPU time of passes: over threads that all have to be set, and over quiet ones."""
-    async with local_service(node.config(audits=False)) as daemon:
+    async with local_service(node.config()) as daemon:
         await daemon.settle([sandbox.id])
         work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
         await take(daemon, next(messages_of(work, sandbox.pid)))

@@ -226,4 +226,4 @@ def _check(sandbox: KataSandbox, cpus: CpuSet) -> None:
 
 def _config(node: BenchNode) -> Config:
     nri = Nri(enabled=NriEnabled.YES, socket=str(node.root / "nri.sock"))
-    return replace(node.config(audits=False), nri=nri)
+    return replace(node.config(), nri=nri)

@@ -49,7 +49,7 @@ async def taken_by(node: BenchNode, count: int) -> SandboxMemory:
         tracemalloc.start()
         try:
             executables = (str(stand_ins.executable),)
-            config = replace(node.config(audits=False), hypervisors=executables)
+            config = replace(node.config(), hypervisors=executables)
             async with local_service(config) as daemon:
                 before = await _settled(daemon, stand_ins.announce(0, FIRST))
                 ids = stand_ins.announce(FIRST, FIRST + count)

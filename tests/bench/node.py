@@ -19,14 +19,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from msgspec.structs import replace
 
-from kata_pin.base.config.tree import Audit, Config, Paths
+from kata_pin.base.config.tree import Config
 from kata_pin.cli.node.files import hook_program
 from kata_pin.linux.files import HOST, cgroup_mounts
 from kata_pin.linux.topology import online
+from kata_pin.service.configuration import from_data
 from tests.bench.figures import BenchError
 from tests.support import qemu
+from tests.support.daemon import QUIET
 from tests.support.hooks import INTERPRETER
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
 from tests.support.qemu import QEMU, Accelerator, Machine
@@ -140,44 +141,31 @@ class BenchNode:
         (bundle / "config.json").write_text(json.dumps(config))
         return Container(container_id, bundle)
 
-    def config(self, *, audits: bool = True) -> Config:
-        """Return the daemon's configuration; without audits nothing is done unasked."""
-        paths = Paths(
-            vc=str(self.dirs.vc),
-            kata=str(self.dirs.kata),
-            debugfs=str(self.debugfs),
-            bundle_roots=(str(self.root / "run/containerd"),),
-            kubelet_state=str(self.root / "no-kubelet"),
-            kata_configs=(),
-        )
-        config = Config(
-            runtime_dir=str(self.runtime_dir), paths=paths, shims=SHIMS, hypervisors=(QEMU,)
-        )
-        never = Audit(affinity_s=3600.0, deep_s=86400.0)
-        return config if audits else replace(config, audit=never)
+    def config(self) -> Config:
+        """Return the daemon's configuration; nothing is done unasked, as audits are rare."""
+        return from_data({**self._settings(), "audit": QUIET})
 
     def config_file(self, **settings: Any) -> Path:
-        """Write the same as a file for `kata-pin --config`, as an administrator would write it."""
-        config = self.config()
-        paths = config.paths
-        document = {
+        """Write it as a file for `kata-pin --config`, with the usual audits."""
+        file = self.root / "config.yaml"
+        file.write_text(yaml.safe_dump({**self._settings(), **settings}))
+        return file
+
+    def _settings(self) -> dict[str, Any]:
+        return {
             "version": 1,
-            "runtime_dir": config.runtime_dir,
-            "shims": list(config.shims),
-            "hypervisors": list(config.hypervisors),
+            "runtime_dir": str(self.runtime_dir),
+            "shims": list(SHIMS),
+            "hypervisors": [QEMU],
             "paths": {
-                "vc": paths.vc,
-                "kata": paths.kata,
-                "debugfs": paths.debugfs,
-                "bundle_roots": list(paths.bundle_roots),
-                "kubelet_state": paths.kubelet_state,
+                "vc": str(self.dirs.vc),
+                "kata": str(self.dirs.kata),
+                "debugfs": str(self.debugfs),
+                "bundle_roots": [str(self.root / "run/containerd")],
+                "kubelet_state": str(self.root / "no-kubelet"),
                 "kata_configs": [],
             },
-            **settings,
         }
-        file = self.root / "config.yaml"
-        file.write_text(yaml.safe_dump(document))
-        return file
 
     def _confine(self, sandbox: KataSandbox) -> None:
         """Give a VM a cgroup with all CPUs, as Kata does, where one can be made."""

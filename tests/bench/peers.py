@@ -55,7 +55,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
 async def _passes(node: BenchNode, ours: KataSandbox, libvirt: Libvirt, rounds: int) -> list[Row]:
     """Measure the daemon's pass, from a message to the last thread verified, and virsh's pins."""
     everywhere = frozenset(node.online)
-    async with local_service(node.config(audits=False)) as daemon:
+    async with local_service(node.config()) as daemon:
         await daemon.settle([ours.id])
         message = messages_of(node.container(ours.id, "c1", cpus=str(node.last_cpu)), ours.pid)
         await take(daemon, next(message))

@@ -36,7 +36,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
 
 
 async def _figures(node: BenchNode, sandboxes: Crowd, rounds: int) -> list[Row]:
-    config = replace(node.config(audits=False), hypervisors=sandboxes.hypervisors)
+    config = replace(node.config(), hypervisors=sandboxes.hypervisors)
     async with local_service(config) as daemon:
         await daemon.settle(sandboxes.ids)
         daemon.keep_only(sandboxes.ids)
