@@ -43,7 +43,12 @@ log = logging.getLogger(__name__)
 NOBODY: Final = 65534
 """The user and group of a node that has no user of our own (overflowuid of every Linux)."""
 
-START_S: Final = 10.0
+START_S: Final = 60.0
+"""How long a broker may take to start; its unit waits 300 s. One that ends is noticed at once.
+
+Starting again costs an overloaded node more than waiting: an interpreter can take many seconds.
+"""
+
 END_S: Final = 1.0
 EXIT_S: Final = 0.2
 """How long a broker takes to exit once its channel has ended; one that was stopped never does."""
