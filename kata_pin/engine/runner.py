@@ -337,6 +337,7 @@ class PassRunner:
         cache = entry.cache
         released = sandbox_id in self._pins.released()
         had_vmm = cache.vmm is not None
+        entry.supervisor.saw_all_marks()
         containers = self._registry.containers(sandbox_id)
         act = self._live.acts and not released
         steps = self._engine.steps(

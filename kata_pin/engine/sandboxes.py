@@ -133,6 +133,7 @@ class Supervisor:
         """Set and cleared when a pass has ended, and for good when the sandbox has."""
         self._reasons: dict[str, None] = {}
         self._marked = 0.0
+        self._repeats = False  # whether the pass under way was asked for by nothing new
         self._ended = False
 
     def mark(self, reason: str) -> int:
@@ -143,6 +144,16 @@ class Supervisor:
         self._reasons[reason] = None
         self._dirty.set()
         return self._wanted
+
+    def saw_all_marks(self) -> None:
+        """Count what was marked since the pass under way began among its causes.
+
+        The pass calls it when it reads the records. Another one runs all the same.
+        """
+        if self._reasons:
+            before = Cause((), self._marked) if self._repeats else self.cause
+            reasons = dict.fromkeys((*before.reasons, *self._reasons))
+            self.cause = Cause(tuple(reasons), before.since)
 
     async def wait_for_pass(self, ticket: int) -> Report | None:
         """Wait until a pass that began after `mark` gave `ticket` has ended; the caller's deadline.
@@ -203,6 +214,7 @@ class Supervisor:
         self._dirty.clear()
         ticket = self.began = self._wanted
         self.threads_only = not self.has_failed and self._reasons.keys() <= THREADS
+        self._repeats = not self._reasons
         if self._reasons:
             self.cause = Cause(tuple(self._reasons), self._marked)
             self._reasons = {}

@@ -51,11 +51,8 @@ def test_history_of_a_sandbox_from_its_first_pin_to_its_end() -> None:
         assert wider["previous_mask"] == str(first)
         assert (told[-1]["state"], told[-1]["triggers"]) == ("released", ["unpin"])
         with_daemon = _changes(node)
-        assert set(with_daemon[-1]["triggers"]) <= {
-            "VMM exited",
-            "thread exited",
-            "processes were read",
-        }
+        exits = {"VMM exited", "thread exited", "processes were read"}  # whichever is first
+        assert exits & set(with_daemon[-1]["triggers"])
 
         node.cli("reconcile")
         daemon.kill()

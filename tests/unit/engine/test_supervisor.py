@@ -193,6 +193,29 @@ async def test_a_pass_knows_what_asked_for_it_and_when() -> None:
     assert len(causes) >= 3
 
 
+async def test_what_is_marked_before_the_records_are_read_is_a_cause() -> None:
+    """The pass under way does it, so it is named for it; of a repeated pass it is the only one."""
+    script = Script(PassVerdict.SETTLED, PassVerdict.RETRY, PassVerdict.SETTLED)
+    causes: list[Cause] = []
+    marks = ["hook", "", "late"]
+
+    def during() -> None:
+        if reason := marks[len(causes)] if len(causes) < len(marks) else "":
+            supervisor.mark(reason)
+        supervisor.saw_all_marks()
+        causes.append(supervisor.cause)
+
+    async with running(script) as supervisor:
+        script.during = during
+        supervisor.mark("audit")
+        async with asyncio.timeout(5):
+            while len(causes) < 3:
+                await asyncio.sleep(0.001)
+    reasons = [one.reasons for one in causes[:3]]
+    assert reasons == [("audit", "hook"), ("hook",), ("late",)]
+    assert causes[2].since > causes[1].since
+
+
 async def test_whether_somebody_waits_is_known() -> None:
     """From the wait for a ticket to its end, also where the one who waits gives up."""
     script = Script(PassVerdict.SETTLED)
