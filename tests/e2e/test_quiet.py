@@ -23,12 +23,11 @@ from typing import Final
 import pytest
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.linux.files import HOST
-from kata_pin.linux.interrupts import Interrupt, default_mask, read_interrupts
 from kata_pin.options.quiet.services import parse_setup
 from tests.e2e.node import Node
 from tests.e2e.nodepods import EXCLUSIVE, installed_hooks, node_pods
 from tests.e2e.unit import CONFIG, Unit
+from tests.support.interrupts import Interrupt, default_mask, read_interrupts
 from tests.support.minikata import Minikata, MinikataContainer
 
 pytestmark = pytest.mark.usefixtures("kvm")
@@ -44,13 +43,13 @@ Masks = dict[str, str]
 
 def movable() -> list[Interrupt]:
     """Return the interrupts that can be moved; 0 and 2 refuse as managed ones do."""
-    return [one for one in read_interrupts(HOST) if not one.managed and one.number > 2]
+    return [one for one in read_interrupts() if not one.managed and one.number > 2]
 
 
 def masks() -> Masks:
     """Return every mask that can be changed."""
-    found = {f"{one.number} {one.row.text}": str(one.mask) for one in movable()}
-    return {**found, "default": str(default_mask(HOST))}
+    found = {f"{one.number} {one.text}": str(one.mask) for one in movable()}
+    return {**found, "default": str(default_mask())}
 
 
 def loud(cpus: CpuSet) -> list[str]:
@@ -60,10 +59,7 @@ def loud(cpus: CpuSet) -> list[str]:
 
 def fired(cpus: CpuSet) -> dict[str, int]:
     """Return how often movable interrupts fired on these pCPUs since boot."""
-    return {
-        f"{one.number} {one.row.text}": sum(one.row.counts[cpu] for cpu in cpus)
-        for one in movable()
-    }
+    return {f"{one.number} {one.text}": sum(one.counts[cpu] for cpu in cpus) for one in movable()}
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +151,8 @@ def test_before_during_and_after_a_pod(
 ) -> None:
     """Nothing that can be moved fires on its pCPU under load; the managed queues stay."""
     first = masks()
-    managed = [one for one in read_interrupts(HOST) if one.managed]
-    assert any("nvme" in one.row.text for one in managed), "the NVMe disk has queues of its own"
+    managed = [one for one in read_interrupts() if one.managed]
+    assert any("nvme" in one.text for one in managed), "the NVMe disk has queues of its own"
     with pod(kata, "quiet-1", 4):
         wait_quiet(4)
         time.sleep(2 * node.scale)  # an idle interrupt moves when it fires the next time
@@ -169,7 +165,7 @@ def test_before_during_and_after_a_pod(
         after = fired(CpuSet({4}))
         grown = {what: after[what] - times for what, times in before.items() if what in after}
         assert not {what: n for what, n in grown.items() if n > 1}, "one may come on the old pCPU"
-        assert {one.number: str(one.mask) for one in read_interrupts(HOST) if one.managed} == {
+        assert {one.number: str(one.mask) for one in read_interrupts() if one.managed} == {
             one.number: str(one.mask) for one in managed
         }
         node.tell(f"quiet: {len(first) - 1} movable and {len(managed)} managed interrupts")
@@ -231,7 +227,7 @@ def test_hotplug_and_another_writer(
         (NET / "unbind").write_text(device)
         (NET / "bind").write_text(device)
         wait_quiet(4)
-        victim = next(one for one in movable() if "nvme0q0" in one.row.text)
+        victim = next(one for one in movable() if "nvme0q0" in one.text)
         Path(f"/proc/irq/{victim.number}/smp_affinity_list").write_text("4")
         wait_quiet(4)
     wait_first(first)
@@ -282,10 +278,7 @@ def rates(cpu: int, seconds: float) -> dict[str, float]:
     """Return interrupts of devices per second on a pCPU: those that can be moved, and managed."""
 
     def counts() -> dict[tuple[int, str, bool], int]:
-        return {
-            (one.number, one.row.text, one.managed): one.row.counts[cpu]
-            for one in read_interrupts(HOST)
-        }
+        return {(one.number, one.text, one.managed): one.counts[cpu] for one in read_interrupts()}
 
     began, before = time.monotonic(), counts()
     time.sleep(seconds)
@@ -316,7 +309,7 @@ def measured(node: Node) -> tuple[dict[str, float], float]:
 def test_load_before_and_after(node: Node, kata: Minikata, wait_quiet: Callable[..., None]) -> None:
     """Under network and disk load: what fires on a pod's pCPU without and with `quiet: irq`."""
     first = {one.number: str(one.mask) for one in movable()}
-    of_devices = [one.number for one in movable() if re.search(LOADED, one.row.text)]
+    of_devices = [one.number for one in movable() if re.search(LOADED, one.text)]
     try:
         with pod(kata, "quiet-l", 4):
             wait_quiet(4)

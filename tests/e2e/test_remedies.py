@@ -17,15 +17,13 @@ from typing import Any, Final
 import pytest
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.cli.doctor.install import narrow_runtimes
-from kata_pin.linux.files import HOST
-from kata_pin.linux.interrupts import read_interrupts
 from kata_pin.placement.remedies import WORKQUEUES, mask
 from tests.e2e.cgroup import cgroup
 from tests.e2e.criruntime import CriNode, kata_handler, qemu_pid
 from tests.e2e.node import Node
 from tests.e2e.nodepods import VmThreads
 from tests.e2e.unit import Unit
+from tests.support.interrupts import read_interrupts
 from tests.support.intruder import Busy
 
 pytestmark = [pytest.mark.usefixtures("kvm"), pytest.mark.timeout(1800)]
@@ -72,39 +70,33 @@ def owner(node: Node, containerd: CriNode) -> str:
     return pod
 
 
-@pytest.fixture
-def every(node: Node) -> set[int]:
-    """All pCPUs of the machine."""
-    return set(range(node.cpus))
-
-
-def test_a_restricted_runtime_is_found(node: Node, pods: CriNode, every: set[int]) -> None:
+def test_a_restricted_runtime_is_found(node: Node, pods: CriNode) -> None:
     """doctor's row of a containerd whose unit has AllowedCPUs=, and of one with CPUAffinity=."""
     pid = _main_pid(node, "containerd")
     narrow = CpuSet([0, 1])
-    assert list(narrow_runtimes(CpuSet(every))) == []
+    assert _narrow_runtimes(node) == []
     _allow(node, "containerd.service", str(narrow))
     try:
         node.wait(lambda: os.sched_getaffinity(pid) == set(narrow), "containerd to be restricted")
-        texts = [row.text for row in narrow_runtimes(CpuSet(every))]
+        texts = [row["text"] for row in _narrow_runtimes(node)]
         said = f"containerd (pid {pid}) may run on {narrow} only"
         assert [text for text in texts if text.startswith(said)], texts
     finally:
         _allow(node, "containerd.service", "")
         pods.restart()
-    assert list(narrow_runtimes(CpuSet(every))) == [], "as the remedy says: removed and restarted"
+    assert _narrow_runtimes(node) == [], "as the remedy says: removed and restarted"
     drop_in = Path("/run/systemd/system/containerd.service.d/kp.conf")
     drop_in.parent.mkdir(parents=True, exist_ok=True)
     drop_in.write_text(f"[Service]\nCPUAffinity={narrow}\n")
     try:
         node.run(["systemctl", "daemon-reload"], seconds=60)
         pods.restart()
-        assert {row.status for row in narrow_runtimes(CpuSet(every))} == {"warn"}
+        assert {row["status"] for row in _narrow_runtimes(node)} == {"warn"}
     finally:
         drop_in.unlink()
         node.run(["systemctl", "daemon-reload"], seconds=60)
         pods.restart()
-    assert list(narrow_runtimes(CpuSet(every))) == []
+    assert _narrow_runtimes(node) == []
 
 
 def test_overhead_that_the_cgroup_allows(node: Node, pods: CriNode) -> None:
@@ -237,7 +229,7 @@ def an_interrupt(node: Node) -> Iterator[IsIntruder]:
 
 def _serial() -> int | None:
     """Return the number of the serial console's interrupt, which exists while it is open."""
-    found = [one.number for one in read_interrupts(HOST) if "ttyS0" in one.row.text]
+    found = [one.number for one in read_interrupts() if "ttyS0" in one.text]
     return found[0] if found else None
 
 
@@ -263,9 +255,7 @@ Intrusion = Callable[[Node], AbstractContextManager[IsIntruder]]
     ],
     ids=lambda one: one.__name__,
 )
-def test_a_remedy_as_printed(
-    node: Node, pods: CriNode, owner: str, every: set[int], intrusion: Intrusion
-) -> None:
+def test_a_remedy_as_printed(node: Node, pods: CriNode, owner: str, intrusion: Intrusion) -> None:
     """`prove` names the intruder and prints a command; afterwards it is gone.
 
     The runtime and its shims may still run everywhere, and the next pod's vCPU has its pCPU.
@@ -285,17 +275,28 @@ def test_a_remedy_as_printed(
         )  # fmt: skip
         threads = VmThreads(qemu_pid(pod))
         node.wait(lambda: set(threads.affinities().values()) == {frozenset([ELSEWHERE])}, "pins")
-        assert list(narrow_runtimes(CpuSet(every))) == []
+        assert _narrow_runtimes(node) == []
+
+
+def _narrow_runtimes(node: Node) -> list[Json]:
+    """Return doctor's rows of programs that VMs inherit too few pCPUs from."""
+    document = json.loads(_answer(node, "doctor", "--json"))
+    return [row for row in document["rows"] if " only, not on " in row["text"]]
+
+
+def _answer(node: Node, *arguments: str) -> str:
+    """Return what a command prints, whatever its status."""
+    done = subprocess.run(
+        ["kata-pin", *arguments],
+        capture_output=True, text=True, timeout=60 * node.scale, check=False,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.stdout
 
 
 def _commands(node: Node, owner: str, is_intruder: IsIntruder) -> set[str]:
     """Return the commands that are printed of an intruder on the owner's pCPUs, if it ran there."""
-    arguments = ["kata-pin", "prove", owner, "--for", "2s", "--irq", "--json"]
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=60 * node.scale, check=False
-    )
-    assert done.stdout, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(_answer(node, "prove", owner, "--for", "2s", "--irq", "--json"))
     assert document["method"] == "perf", document["refused"]
     rows = [row for cpu in document["pcpus"] for row in (*cpu["tasks"], *cpu["interrupts"])]
     return {row["command"] for row in rows if is_intruder({"unit": "", **row})}
