@@ -36,6 +36,7 @@ from kata_pin.rights.calls import Calls
 from kata_pin.rights.client import BrokerCalls
 from kata_pin.service.runtime_dir import hand_over
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, DEFAULT_SHIMS
+from kata_pin.vmm.kinds import kinds_for, vcpu_names
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +139,9 @@ def _settings(config: Config) -> Settings:
     files = read_kata_configs(config.paths.kata_configs)
     configured = [path for file in files for one in file.configs for path in one.binaries]
     paths, alloc = config.paths, config.alloc
+    vmms = (*DEFAULT_EXECUTABLES, *config.hypervisors, *configured)
     return Settings(
-        vmms=(*DEFAULT_EXECUTABLES, *config.hypervisors, *configured),
+        vmms=vmms,
         shims=(*DEFAULT_SHIMS, *config.shims),
         vc=paths.vc,
         kata=paths.kata,
@@ -152,7 +154,7 @@ def _settings(config: Config) -> Settings:
         pods=alloc.pods_url.removeprefix(UNIX) if alloc.pods_url.startswith(UNIX) else "",
         qmp=config.qmp.enabled,
         thread_events=config.new_threads is not NewThreads.AUDIT,
-        rt=bool(config.rt.priority),
+        rt=vcpu_names(kinds_for(vmms)) if config.rt.priority else (),
         quiet=config.quiet.value if config.quiet.acts else "",
         resctrl=config.resctrl.enabled,
         memory=config.memory is MemoryMode.MIGRATE,

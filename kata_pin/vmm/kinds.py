@@ -58,7 +58,7 @@ class KvmIds(Enum):
 
 
 class ThreadName(NamedTuple):
-    """A scheme of thread names: group 1 is a vCPU's index or an iothread's id."""
+    """A scheme of whole thread names: group 1 is a vCPU's index or an iothread's id."""
 
     pattern: re.Pattern[str]
     role: ThreadRole
@@ -93,7 +93,7 @@ class VmmKind(Struct, frozen=True):
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
         """Return what a thread's name shows; `iothreads` are the ids on the command line."""
         for pattern, role in self.threads:
-            match = pattern.match(comm)
+            match = pattern.fullmatch(comm)
             if match is None:
                 continue
             if role is ThreadRole.VCPU:
@@ -112,7 +112,7 @@ def _iothread(name: str, declared: Sequence[str], cut: int) -> str:
 
 
 def _named(pattern: str, role: ThreadRole) -> ThreadName:
-    return ThreadName(re.compile(rf"{pattern}\Z"), role)
+    return ThreadName(re.compile(pattern), role)
 
 
 # Executables and thread names as seen with Kata 3.21 to 3.32 and with each VMM run by itself. QEMU
@@ -185,6 +185,12 @@ def kind_of(path: str, kinds: Iterable[VmmKind]) -> VmmKind:
     return _fitting(path, kinds) or OTHERWISE
 
 
+def vcpu_names(kinds: Iterable[VmmKind]) -> tuple[str, ...]:
+    """Return what names their vCPU threads have, as regular expressions for whole names."""
+    schemes = (scheme for kind in kinds for scheme in kind.threads)
+    return tuple(one.pattern.pattern for one in schemes if one.role is ThreadRole.VCPU)
+
+
 def kind_named(name: str) -> VmmKind:
     """Return the row of a VMM that was accepted (`Vmm.kind`)."""
     known = next((kind for kind in BUILTIN if kind.name == name), None)
@@ -205,6 +211,8 @@ def _third() -> Mapping[str, VmmKind]:
     for entry in entry_points(group=GROUP):
         try:
             kind: VmmKind = entry.load()
+            if any(kind.name == own.name for own in BUILTIN):
+                raise ValueError(f"kata-pin has a VMM {kind.name} itself")
             found[kind.name] = kind
         except Exception as error:  # noqa: BLE001 - code of others; it must not end the daemon
             log.error(

@@ -32,8 +32,8 @@ LONGEST: Final = 64 * 1024  # a message
 OFF: Final[Mapping[str, object]] = {
     **dict.fromkeys(("vc", "kata", "cdi", "debugfs", "kubelet_state"), ""),
     **dict.fromkeys(("nri", "cri", "pods", "quiet"), ""),
-    **{name: [] for name in ("vmms", "shims", "bundle_roots", "classes")},
-    **dict.fromkeys(("qmp", "thread_events", "rt", "resctrl", "memory"), False),
+    **{name: [] for name in ("vmms", "shims", "bundle_roots", "classes", "rt")},
+    **dict.fromkeys(("qmp", "thread_events", "resctrl", "memory"), False),
 }
 """The first message of a daemon that needs nothing."""
 

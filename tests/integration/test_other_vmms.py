@@ -206,14 +206,19 @@ def _sandbox(node: Node) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        *(_firecracker, _cloud_hypervisor, _openvmm, _dragonball),
-        *(_cloud_hypervisor_of_rs, _rootless_cloud_hypervisor),
-        *(_real_firecracker, _real_cloud_hypervisor),
-    ],
-)
+STARTS: Mapping[str, Callable[[Node], contextlib.AbstractContextManager[Started]]] = {
+    "firecracker": _firecracker,
+    "cloud-hypervisor": _cloud_hypervisor,
+    "openvmm": _openvmm,
+    "dragonball": _dragonball,
+    "cloud-hypervisor, runtime-rs": _cloud_hypervisor_of_rs,
+    "cloud-hypervisor, rootless": _rootless_cloud_hypervisor,
+    "firecracker, real": _real_firecracker,
+    "cloud-hypervisor, real": _real_cloud_hypervisor,
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_found_and_pinned(
     start: Callable[[Node], contextlib.AbstractContextManager[Started]],
 ) -> None:

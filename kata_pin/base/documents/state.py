@@ -273,8 +273,8 @@ class Container(Struct, frozen=True):
 class Vmm(Struct, frozen=True):
     """The accepted VMM process."""
 
-    #: `qemu`, `cloud-hypervisor`, `firecracker`, `dragonball`, `openvmm`, or the name of a row of
-    #: another package
+    #: its name: `qemu`, or another one of the table of VMMs in verification.md, in lower case, or
+    #: that of a row of another package
     kind: str
     pid: int  #: process id
     starttime: int  #: clock ticks since boot; with the pid the process's identity

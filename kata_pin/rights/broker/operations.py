@@ -202,7 +202,8 @@ class Operations:
         policy, priority = values["policy"], values["priority"]
         if policy not in ORDINARY and not self._settings.serves("rt"):
             raise OSError(EACCES, "rt is switched off")
-        return self._changed(values, partial(set_classes, policy=policy, priority=priority))
+        given = partial(set_classes, policy=policy, priority=priority, vcpus=self._settings.rt)
+        return self._changed(values, given)
 
     def _changed(
         self,

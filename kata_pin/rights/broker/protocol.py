@@ -238,7 +238,8 @@ class Settings(NamedTuple):
     pods: str = ""
     qmp: bool = False
     thread_events: bool = False
-    rt: bool = False
+    rt: Sequence[str] = ()
+    """Patterns (re) of the names of threads that may become real-time ones: vCPUs."""
     quiet: str = ""
     """The level whose tunables are written: `irq` or `full`, empty for none."""
     resctrl: bool = False

@@ -111,7 +111,6 @@ MOST_PRIORITY: Final = 49
 
 _REALTIME: Final = frozenset({os.SCHED_FIFO, os.SCHED_RR})
 ORDINARY: Final = frozenset({os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE})
-_VCPU: Final = re.compile(rb"(CPU [0-9]{1,4}/(KVM|TCG)|(fc_|db_)?vcpu ?[0-9]{1,4})\Z")
 
 SetClass = Callable[[int, int, os.sched_param], None]
 Affinity = Callable[[int], Sequence[int] | set[int]]
@@ -123,10 +122,14 @@ def set_classes(
     priority: int,
     proc: str = "/proc",
     *,
+    vcpus: Sequence[str] = (),
     set_one: SetClass = os.sched_setscheduler,
     affinity: Affinity = os.sched_getaffinity,
 ) -> list[Changed]:
-    """Give threads a class; OSError for one that may not be given, else one errno per thread."""
+    """Give threads a class; OSError for one that may not be given, else one errno per thread.
+
+    `vcpus` are patterns of the names of threads that may become real-time ones.
+    """
     realtime = policy in _REALTIME
     if realtime and not 0 < priority <= MOST_PRIORITY:
         raise OSError(EINVAL, "no priority for a vCPU")
@@ -138,16 +141,17 @@ def set_classes(
         if not realtime:
             set_one(tid, policy, os.sched_param(0))
             return
-        if not _is_vcpu(f"{proc}/{tgids[tid]}/task/{tid}/comm") or len(affinity(tid)) != 1:
+        if not _is_named(f"{proc}/{tgids[tid]}/task/{tid}/comm", vcpus) or len(affinity(tid)) != 1:
             raise OSError(EACCES, "no vCPU with a CPU of its own")
         set_one(tid, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
 
     return change_threads(changes, proc, give, lambda _: ())
 
 
-def _is_vcpu(path: str) -> bool:
+def _is_named(path: str, patterns: Sequence[str]) -> bool:
     with open(path, "rb", buffering=0) as file:
-        return _VCPU.match(file.read(64).rstrip(b"\n")) is not None
+        name = file.read(64).rstrip(b"\n").decode("ascii", "replace")
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 # Where a process shows what it is, also after its first thread has exited.

@@ -536,7 +536,7 @@ TARGETS: Final[dict[str, Target]] = {
     "broker-settings": Target(
         runs.run_broker_settings,
         _named("rights.broker.protocol", "parse_settings"),
-        lambda: [b'{"vmms": ["/usr/bin/qemu"], "vc": "/run/vc", "rt": true, "classes": []}'],
+        lambda: [b'{"vmms": ["/usr/bin/qemu"], "vc": "/run/vc", "rt": ["x"], "classes": []}'],
         _json_words("vmms", "shims", "vc", "kata", "bundle_roots", "classes"),
     ),
     "broker-writes": Target(

@@ -26,7 +26,15 @@ from kata_pin.vmm import kinds
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, VmmAllowlist
 from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import VmmFinder, find_helpers
-from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, ThreadName, VmmKind, kind_named
+from kata_pin.vmm.kinds import (
+    BUILTIN,
+    GROUP,
+    NamedRole,
+    ThreadName,
+    VmmKind,
+    kind_named,
+    vcpu_names,
+)
 from kata_pin.vmm.role_cache import RoleCache
 from tests.support import recordings
 from tests.support.at_once import identify
@@ -194,12 +202,11 @@ def test_is_recognised_and_accepted(kind: VmmKind, host: FakeHost) -> None:
 
 @each
 def test_is_documented_and_run(kind: VmmKind) -> None:
-    """In the documents, in what is known of each VMM, and, but for QEMU, as a stand-in."""
-    pages = ("docs/json.md", "docs/verification.md", "tests/integration/test_other_vmms.py")
-    document, known, run = (Path(__file__).parents[3] / page for page in pages)
-    assert f"`{kind.name}`" in document.read_text()
+    """In what is known of each VMM, and, but for QEMU, as a stand-in."""
+    pages = ("docs/verification.md", "tests/integration/test_other_vmms.py")
+    known, run = (Path(__file__).parents[3] / page for page in pages)
     assert f"\n| {kind.name} | " in known.read_text().lower()
-    assert kind.name == "qemu" or f'"{kind.name}"' in run.read_text()
+    assert kind.name == "qemu" or f'\n    "{kind.name}": _' in run.read_text()
 
 
 @each
@@ -219,13 +226,16 @@ def test_names_of_threads(kind: VmmKind) -> None:
 
 @each
 def test_roles_by_names(kind: VmmKind, host: FakeHost) -> None:
-    """Two vCPUs are known by name; what has no telling name is an emulator thread."""
+    """Two vCPUs are known by name, by the broker too; what has no telling name is an emulator's."""
     running = _run(kind, host)
     roles = running.roles()
     vcpus = {r.vcpu: r.source for r in roles.values() if r.role is ThreadRole.VCPU}
     assert vcpus == {0: RoleSource.NAME, 1: RoleSource.NAME}
     assert roles[running.tasks[0].key] == Role(ThreadRole.EMULATOR, RoleSource.REST)
     assert not any(role.conflict for role in roles.values())
+    names = [re.compile(pattern) for pattern in vcpu_names([kind])]
+    named = {task.key for task in running.tasks if any(one.fullmatch(task.comm) for one in names)}
+    assert named == {key for key, role in roles.items() if role.role is ThreadRole.VCPU}
 
 
 @each
@@ -402,18 +412,19 @@ OTHER = VmmKind(
     "othervmm",
     ("othervmm",),
     parse_shim,
-    [ThreadName(re.compile(r"o_vcpu([0-9]+)\Z"), ThreadRole.VCPU)],
+    [ThreadName(re.compile("o_vcpu([0-9]+)"), ThreadRole.VCPU)],
 )
 
 
 @pytest.fixture
 def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Two packages with an entry point each: a row, and one that cannot be loaded."""
+    """Packages with a row each: one that is good, one that is missing, one with a name of ours."""
     asked: list[str] = []
     points = metadata.EntryPoints(
         (
             metadata.EntryPoint("othervmm", f"{__name__}:OTHER", GROUP),
             metadata.EntryPoint("broken", "no.such.module:ROW", GROUP),
+            metadata.EntryPoint("ours", "kata_pin.vmm.kinds:QEMU", GROUP),
         )
     )
 
@@ -428,12 +439,14 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_row_by_entry_point(entry_points: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """A configured executable of an unknown name loads them; a broken one is logged, no more."""
+    """A configured executable of an unknown name loads them; a useless one is logged, no more."""
     allowed = VmmAllowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/opt/x/othervmm"])
     assert allowed.kind_of("/opt/x/othervmm") is OTHER
     assert kind_named("othervmm") is OTHER
     assert entry_points == [GROUP]
     assert "cannot load VMM kind broken" in caplog.text
+    assert "kata-pin has a VMM qemu itself" in caplog.text
+    assert caplog.text.count("cannot load") == 2
 
 
 def test_known_executables_load_no_row(entry_points: list[str]) -> None:
