@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import click
@@ -20,10 +21,25 @@ def run(session: Session) -> None:
     SIGHUP reloads the configuration. SIGTERM stops the daemon; all affinities are kept, and
     kata-pin unpin restores them.
     """
+    if not session.config.added:
+        _import_asyncio_without_tls()
     from kata_pin.service.app import serve
     from kata_pin.service.configuration import load
 
     serve(session.config, lambda: load(session.config_file), debug=session.debug)
+
+
+def _import_asyncio_without_tls() -> None:
+    """Import asyncio as where Python has no OpenSSL, which takes 4 MiB.
+
+    The daemon's own requests over TLS are made in threads (peers/http.py), where `ssl` is imported
+    as usual. Options of other packages may use asyncio's, so they keep it.
+    """
+    if "ssl" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment] # `import ssl` raises ImportError
+        import asyncio  # noqa: F401
+
+        del sys.modules["ssl"]
 
 
 @click.command()
