@@ -160,7 +160,7 @@ def examine(
     """
     host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
     rows: list[Row] = []
-    state = _state(ask, rows, wrong=wrong)
+    state = _state(ask, rows)
     checks: list[Check] = [
         lambda: install.installation(config),
         lambda: configuration(file or DEFAULT_FILE, wrong),
@@ -242,32 +242,24 @@ def _guarded(check: Check, of: str = "") -> list[Row]:
         return [Row("doctor", "fail", f"a check{of} could not run: {reason_of(error)}")]
 
 
-def _state(
-    ask: Ask, rows: list[Row], sandbox_id: str = "", wrong: ConfigError | None = None
-) -> State | None:
+def _state(ask: Ask, rows: list[Row], sandbox_id: str = "") -> State | None:
     """Return the state document, and add a row about the daemon."""
     try:
         state = ask(sandbox_id)
     except KataPinError as error:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None
-    rows.append(daemon_row(state.daemon, wanted=in_pod() or NodeFiles().has_service, wrong=wrong))
+    rows.append(daemon_row(state.daemon, wanted=in_pod() or NodeFiles().has_service))
     return state
 
 
-def daemon_row(daemon: Daemon, *, wanted: bool, wrong: ConfigError | None = None) -> Row:
-    """Return whether the daemon runs and answers; where it is not `wanted`, it need not (D19).
-
-    `wrong` is what is wrong with the configuration: the service tries again until it is corrected.
-    """
+def daemon_row(daemon: Daemon, *, wanted: bool) -> Row:
+    """Return whether the daemon runs and answers; where it is not `wanted`, it need not (D19)."""
     if daemon.running:
         return Row("daemon", "ok", f"running, version {daemon.version}, pid {daemon.pid}")
     if daemon.silent:
         return Row("daemon", "fail", f"hangs: {daemon.reason}", here(words.RESTART))
     status: RowStatus = "fail" if wanted else "warn"
-    if wrong is not None:
-        text = f"not running: {daemon.reason}; it does not start with this configuration"
-        return Row("daemon", status, text, "see the row configuration")
     return Row("daemon", status, f"not running: {daemon.reason}", here(words.START))
 
 

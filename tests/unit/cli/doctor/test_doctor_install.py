@@ -12,7 +12,9 @@ from kata_pin.cli.doctor.install import hooks, installation
 from kata_pin.cli.node.changes import NodeFiles
 from kata_pin.cli.node.files import HOOK_PATH, Choices, Runtime, node_files
 from kata_pin.cli.render.layout import Output
-from kata_pin.cli.render.reports import doctor
+from kata_pin.cli.render.reports import doctor as render
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Doctor
 
 ABSENT = Config(group="no-such-group", runtime_dir="/run/no-such-directory")
 OURS = grp.getgrgid(os.getgid()).gr_name
@@ -37,7 +39,7 @@ def test_a_node_where_every_step_was_done_has_nothing_to_fix(
     """Files, group and directory are there: the summary says so in those words."""
     rows = tuple(installation(Config(user="root", group=OURS, runtime_dir=str(tmp_path)), node))
     assert [row.status for row in rows] == ["ok"] * 4
-    lines = doctor(DoctorDocument(ok=True, rows=rows), Output(120))
+    lines = render(DoctorDocument(ok=True, rows=rows), Output(120))
     assert lines[-1].plain == "0 to fix, 0 to check, 4 ok"
 
 
@@ -65,6 +67,29 @@ def test_a_node_without_install_has_one_row(tmp_path: Path) -> None:
     """Who runs kata-pin from a clone is not told to create groups."""
     (row,) = installation(ABSENT, NodeFiles(str(tmp_path)))
     assert row.status == "info"
+
+
+def test_hooks_are_found_by_name(tmp_path: Path) -> None:
+    """A file that names the hook counts; the hook has to be there to be run."""
+    pattern = (f"{tmp_path}/*.json",)
+    program = tmp_path / "kata-pin-hook"
+    assert hooks(pattern, str(program)).status == "warn"
+    assert hooks(pattern, str(program), by_nri=True).status == "ok", "NRI needs none"
+    (tmp_path / "other.json").write_text("{}")
+    assert hooks(pattern, str(program)).status == "warn"
+    (tmp_path / "90-kata-pin.json").write_text('{"hook": {"path": "/x/kata-pin-hook"}}')
+    assert hooks(pattern, str(program)).status == "fail"
+    program.write_text("#!/bin/true\n")
+    program.chmod(0o755)
+    row = hooks(pattern, str(program))
+    assert (row.status, row.text) == ("ok", f"installed: {tmp_path}/90-kata-pin.json")
+
+
+def test_a_service_wants_its_daemon(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed nobody is satisfied with the command line alone."""
+    monkeypatch.setattr(NodeFiles, "has_service", True)
+    doctor.state = docs.without_daemon(docs.state())
+    assert doctor.row("daemon").status == "fail"
 
 
 def test_the_step_that_is_left_with_containerd_is_named(tmp_path: Path) -> None:
