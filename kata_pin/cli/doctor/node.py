@@ -151,14 +151,13 @@ def examine(
     *,
     file: str | None = None,
     wrong: ConfigError | None = None,
-    root: HostRoot | None = None,
 ) -> DoctorDocument:
     """Return the `doctor` document; `ok` is False when a row fails.
 
     `watch` returns what the daemon saw of exclusive pCPUs; raises DaemonError. `file` is the
     configuration file that was named, if one was, `wrong` what is wrong with it.
     """
-    host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
+    host = HostRoot(HOST.root, debugfs=config.paths.debugfs)
     rows: list[Row] = []
     state = _state(ask, rows)
     checks: list[Check] = [

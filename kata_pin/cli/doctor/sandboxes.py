@@ -265,22 +265,20 @@ _GUEST_REMEDIES: Final = {
 _UNAFFECTED: Final = "; guest cpusets are not applied, pinning on the host is unaffected"
 
 
-def guests(
-    state: State, config: Config, *, devices: tuple[str, ...] = VHOST_VSOCK
-) -> Iterator[Row]:
+def guests(state: State, config: Config) -> Iterator[Row]:
     """Yield whether guests can be reached, then the rows of every sandbox."""
-    yield reachable(config, devices)
+    yield reachable(config)
     for sandbox in state.sandboxes:
         guest = sandbox.guest
         if guest is not None and guest.vcpus:
             yield from _sandbox(guest, words.owner(sandbox))
 
 
-def reachable(config: Config, devices: tuple[str, ...]) -> Row:
+def reachable(config: Config) -> Row:
     """Return whether this host supports vsock, which reaches QEMU's guests."""
     if not config.guest.enabled:
         return Row("guest", "info", "disabled by guest.enabled")
-    problem = "" if any(map(os.path.exists, devices)) else f"{devices[0]} does not exist"
+    problem = "" if any(map(os.path.exists, VHOST_VSOCK)) else f"{VHOST_VSOCK[0]} does not exist"
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:

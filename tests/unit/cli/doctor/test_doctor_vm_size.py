@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.config.tree import Config, Paths
-from kata_pin.base.documents.document import Nri
-from kata_pin.base.documents.state import Row, State
-from kata_pin.cli.doctor import sandboxes
-from kata_pin.cli.node import containerd
 from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Doctor
 
 pytestmark = pytest.mark.root
 
@@ -37,52 +33,60 @@ ConfigPath = "{path}"
 """
 
 
-@pytest.fixture(autouse=True)
-def no_containerd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's containerd is not asked; the node has 16 CPUs."""
-    monkeypatch.setattr("shutil.which", lambda _: None)
+NO_KUBELET = replace(docs.state(), node=replace(docs.state().node, kubelet=None))
+STATIC = docs.state()
+"""A node whose kubelet gives exclusive CPUs."""
+
+
+class Sizes:
+    """`doctor` of a node with 16 CPUs and one configuration of Kata."""
+
+    def __init__(self, doctor: Doctor) -> None:
+        self.doctor = doctor
+        self.folder = doctor.folder / "share" / "defaults"
+        self.folder.mkdir(parents=True)
+        self.program = doctor.folder / "bin" / "containerd"
+        self.program.parent.mkdir()
+
+    def row(self, text: str, state: Any = NO_KUBELET) -> Any:
+        """Return the row of a configuration."""
+        (self.folder / "configuration.toml").write_text(text)
+        self.doctor.state = state
+        return self.doctor.row("VM size", paths={"kata_configs": [str(self.folder)]})
+
+
+@pytest.fixture
+def node(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> Sizes:
+    """A node without containerd."""
+    one = Sizes(doctor)
+    monkeypatch.setenv("PATH", str(one.program.parent))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    return one
 
 
-def row(folder: Path, text: str, state: State | None = None) -> Row:
-    """Return the row of a configuration."""
-    (folder / "configuration.toml").write_text(text)
-    config = Config(paths=Paths(kata_configs=(str(folder),)))
-    (found,) = sandboxes.rows(config, state)
-    return found
-
-
-def static_kubelet() -> State:
-    """Return the state of a node whose kubelet gives exclusive CPUs."""
-    state = docs.state(docs.database())
-    assert state.node.kubelet is not None
-    assert state.node.kubelet.policy == "static"
-    return state
-
-
-def test_kata_4_as_it_is_shipped(tmp_path: Path) -> None:
+def test_kata_4_as_it_is_shipped(node: Sizes) -> None:
     """One vCPU for any number of exclusive CPUs, and the drop-in for 8 of them."""
     text = RUST.format(overhead="overhead_vcpus = 0.2", static="true")
-    found = row(tmp_path, text, static_kubelet())
+    found = node.row(text, STATIC)
     assert found.status == "warn"
     assert found.text == (
-        f"{tmp_path}/configuration.toml (runtime-rs, qemu, static sizing): pods with 1, 2, 4, 8 "
+        f"{node.folder}/configuration.toml (runtime-rs, qemu, static sizing): pods with 1, 2, 4, 8 "
         "exclusive CPUs get VMs of 1, 1, 1, 1 vCPUs, or of 2, 3, 5, 9 if they keep a CPU quota"
     )
     assert "kata-pin kata-class --cpus 8" in found.remedy
     assert "(config.d/90-kata-pin.toml: [hypervisor.qemu] overhead_vcpus = 8.2)" in found.remedy
     assert "DisableCPUQuotaWithExclusiveCPUs: false" in found.remedy
-    assert row(tmp_path, text).status == "info"  # nobody gives exclusive CPUs here
+    assert node.row(text).status == "info"  # nobody gives exclusive CPUs here
 
 
-def test_the_drop_in_mends_it(tmp_path: Path) -> None:
+def test_the_drop_in_mends_it(node: Sizes) -> None:
     """With what the remedy says, the same node is in order."""
-    (tmp_path / "config.d").mkdir()
-    (tmp_path / "config.d" / "90-kata-pin.toml").write_text(
+    (node.folder / "config.d").mkdir()
+    (node.folder / "config.d" / "90-kata-pin.toml").write_text(
         "[hypervisor.qemu]\noverhead_vcpus = 8.2\n"
     )
     text = RUST.format(overhead="overhead_vcpus = 0.2", static="true")
-    found = row(tmp_path, text, static_kubelet())
+    found = node.row(text, STATIC)
     assert (found.status, found.remedy) == ("ok", "")
     assert "get VMs of 9, 9, 9, 9 vCPUs" in found.text
 
@@ -96,27 +100,25 @@ def test_the_drop_in_mends_it(tmp_path: Path) -> None:
         (RUST.format(overhead="", static="true"), "of 1, 1, 1, 1 vCPUs, or of 2, 3, 5, 9 if"),
     ],
 )
-def test_sizes_of_each_way(tmp_path: Path, text: str, sizes: str) -> None:
+def test_sizes_of_each_way(node: Sizes, text: str, sizes: str) -> None:
     """The runtime is told from its file; before 4.0 runtime-rs had no overhead_vcpus."""
-    assert sizes in row(tmp_path, text).text
+    assert sizes in node.row(text).text
 
 
-def test_the_version_beside_the_release(tmp_path: Path) -> None:
+def test_the_version_beside_the_release(node: Sizes) -> None:
     """An old Go runtime counts no shares: its own remedy, with the value to write."""
-    folder = tmp_path / "share" / "defaults"
-    folder.mkdir(parents=True)
-    (tmp_path / "VERSION").write_text("3.21.0\n")
-    found = row(folder, GO.format(more="static_sandbox_resource_mgmt = true"), static_kubelet())
+    (node.doctor.folder / "VERSION").write_text("3.21.0\n")
+    found = node.row(GO.format(more="static_sandbox_resource_mgmt = true"), STATIC)
     assert "get VMs of 1, 1, 1, 1 vCPUs" in found.text
     assert "(config.d/90-kata-pin.toml: [hypervisor.qemu] default_vcpus = 9)" in found.remedy
 
 
 @pytest.mark.parametrize("overhead", [0.2, 8.2])
-def test_a_template_has_the_size_of_its_file(tmp_path: Path, overhead: float) -> None:
+def test_a_template_has_the_size_of_its_file(node: Sizes, overhead: float) -> None:
     """A class by size does not reach VMs of a template; runtime-rs alone has this."""
     template = "[hypervisor.qemu.factory]\nenable_template = true\n"
     text = RUST.format(overhead=f"overhead_vcpus = {overhead}", static="true") + template
-    found = row(tmp_path, text, static_kubelet())
+    found = node.row(text, STATIC)
     assert found.status == "warn"
     assert found.text.endswith(
         "(runtime-rs, qemu, VM template): pods with 1, 2, 4, 8 exclusive CPUs get VMs of 1, 1, 1, 1"
@@ -125,32 +127,30 @@ def test_a_template_has_the_size_of_its_file(tmp_path: Path, overhead: float) ->
     assert found.remedy.startswith("set enable_template = false under [hypervisor.qemu.factory]")
     assert "kata-pin kata-class" not in found.remedy
     go = GO.format(more="static_sandbox_resource_mgmt = true") + template
-    assert "go, qemu, static sizing" in row(tmp_path, go).text
+    assert "go, qemu, static sizing" in node.row(go).text
 
 
-def test_updates_that_kata_fails(tmp_path: Path) -> None:
+def test_updates_that_kata_fails(node: Sizes) -> None:
     """More boot vCPUs than the cpuset's size: told whatever the kubelet does."""
     text = RUST.format(overhead="overhead_vcpus = 0.2", static="false")
-    found = row(tmp_path, text.replace("default_vcpus = 1", "default_vcpus = 4"))
+    found = node.row(text.replace("default_vcpus = 1", "default_vcpus = 4"))
     assert found.status == "warn"
     assert "Kata fails updates of pods with 1, 2 (VM larger than their cpuset)" in found.text
 
 
-def test_crio_tells_no_sizes(tmp_path: Path) -> None:
+def test_crio_tells_no_sizes(node: Sizes) -> None:
     """Beside CRI-O static sizing knows default_vcpus only; no remedy was tried there."""
-    state = static_kubelet()
-    nri = Nri("/var/run/nri/nri.sock", "cri-o 1.34.1", 1.0, "")
-    state = replace(state, daemon=replace(state.daemon, nri=nri))
-    found = row(tmp_path, RUST.format(overhead="overhead_vcpus = 0.2", static="true"), state)
+    nri = replace(docs.NRI, runtime="cri-o 1.34.1")
+    state = replace(STATIC, daemon=replace(docs.RUNNING, nri=nri))
+    found = node.row(RUST.format(overhead="overhead_vcpus = 0.2", static="true"), state)
     assert found.text.endswith("get VMs of 1, 1, 1, 1 vCPUs")
     assert found.remedy == ""
 
 
-def test_handlers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_are_named(node: Sizes) -> None:
     """Of several configurations, those that handlers of containerd use are told, by handler."""
-    (tmp_path / "configuration-clh.toml").write_text('[hypervisor.clh]\npath = "/c"\n')
-    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/containerd")
-    dump = DUMP.format(path=tmp_path / "configuration.toml")
-    monkeypatch.setattr(containerd, "run_program", lambda _: dump)
-    found = row(tmp_path, GO.format(more=""))
-    assert found.text.startswith("kata (go, qemu, dynamic sizing): ")
+    (node.folder / "configuration-clh.toml").write_text('[hypervisor.clh]\npath = "/c"\n')
+    dump = DUMP.format(path=node.folder / "configuration.toml")
+    node.program.write_text(f"#!/bin/sh\n/bin/cat <<END\n{dump}END\n")
+    node.program.chmod(0o755)
+    assert node.row(GO.format(more="")).text.startswith("kata (go, qemu, dynamic sizing): ")
