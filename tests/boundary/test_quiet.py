@@ -116,7 +116,7 @@ async def full(quiet: Quiet) -> AsyncIterator[Quiet]:
 
 async def test_a_pod_comes_and_goes(full: Quiet) -> None:
     """Everything leaves its pCPUs and is as it was afterwards; audits between only read."""
-    first = full.values()
+    first, files = full.values(), full.tree.files()
     vm = await full.run()
     await full.until(lambda: full.tree.get(GOVERNOR) == "performance")
     assert full.values() == {
@@ -143,6 +143,8 @@ async def test_a_pod_comes_and_goes(full: Quiet) -> None:
     await full.end(vm)
     await full.until(lambda: full.values() == first)
     await full.until(lambda: not full.records)
+    assert full.tree.files() == files
+    assert {one.kind for one in full.tree.writes} == full.tree.kinds, "each was written"
 
 
 @pytest.mark.parametrize("level", ["irq", "report", "off"])

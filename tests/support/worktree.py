@@ -6,7 +6,7 @@ Errors as measured on Linux 6.1 and 6.12 (workqueue mask, RPS, pm_qos) or from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from errno import EINVAL, ESRCH
 from pathlib import Path
 
@@ -59,6 +59,17 @@ class WorkTree(IrqTree):
     def get(self, path: str) -> str:
         """Return what a file has."""
         return (self.root / path).read_text().strip()
+
+    @property
+    def kinds(self) -> set[str]:
+        """Return every kind that may be written."""
+        return set(TUNABLE_FILES)
+
+    def files(self) -> Mapping[str, str]:
+        """Return what every file has in which something may be written, but for masks."""
+        trees = (self.root / tree for tree in ("sys", "proc/sys"))
+        found = (path for tree in trees for path in tree.rglob("*") if path.is_file())
+        return {str(path): path.read_text() for path in found if "cpu" not in path.name}
 
     def add_thread(self, tid: int, comm: str, cpus: str, *, refuses: int = 0) -> None:
         """A kernel thread appears."""

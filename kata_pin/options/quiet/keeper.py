@@ -49,7 +49,7 @@ from kata_pin.options.quiet.read import processes
 from kata_pin.options.quiet.services import read_crio, read_tuned, socket_changes
 from kata_pin.options.quiet.tuner import Tunables, Tuner, TunerOutcome, Writer
 from kata_pin.options.quiet.values import (
-    LASTING,
+    ENDING,
     Crio,
     Goal,
     Include,
@@ -408,7 +408,7 @@ class QuietKeeper(Running):
             return ()
         seen = await self._work.observe(fresh=fresh)
         if fresh:
-            self._tuner.drop_gone([one.key for one in seen], WORK_KINDS - LASTING)
+            self._tuner.drop_gone([one.key for one in seen], ENDING)
             for sandbox_id, why in self._work.problems(state, claims, seen):
                 self._refused.setdefault(sandbox_id, []).append(why)
         return seen

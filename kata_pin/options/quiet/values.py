@@ -162,13 +162,11 @@ class TunableKind(StrEnum):
     GOVERNOR = "governor"  # a word; its name is the frequency policy's number
 
 
-LASTING: Final = frozenset(
-    {
-        *(TunableKind.WORKQUEUES, TunableKind.WATCHDOG),
-        *(TunableKind.IDLE_LIMIT, TunableKind.GOVERNOR),
-    }
-)
-"""Kinds of which none ends: that of an offline pCPU comes back with its value."""
+ENDING: Final = frozenset({TunableKind.KERNEL_THREAD, TunableKind.RPS, TunableKind.XPS})
+"""Kinds of kernel work of which one ends for good, and is forgotten then.
+
+One of another kind that is not there, such as that of an offline pCPU, comes back with its value.
+"""
 
 
 class TunableKey(NamedTuple):

@@ -1,15 +1,22 @@
-"""Each kind of tunable is read, and has a goal where the kernel's own work is kept off."""
+"""Each kind of tunable is read, may be written, is described, and has a goal."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.values import QuietLevel
+from kata_pin.cli.doctor import isolation
 from kata_pin.options.quiet.kernel_work import WORK_KINDS, KernelWork
 from kata_pin.options.quiet.values import QuietState
+from kata_pin.rights.broker.tunables import TUNABLE_FILES
 from tests.support.worktree import WorkTree
+
+ROOT = Path(__file__).parents[4]
 
 
 async def test_each_kind_is_observed_and_has_a_goal(tmp_path: Path) -> None:
@@ -24,3 +31,21 @@ async def test_each_kind_is_observed_and_has_a_goal(tmp_path: Path) -> None:
     state = QuietState(quiet, everyone - quiet, quiet)
     goals = work.goals(HostTopology((), everyone, everyone), state, (), seen)
     assert {key.kind for key in goals} == WORK_KINDS
+
+
+def test_doctor_looks_at_what_the_drop_in_opens() -> None:
+    """Which trees the service may write with quiet-full.conf."""
+    assert _opened() == {need.path for need in isolation._FULL}
+
+
+@pytest.mark.parametrize("kind", sorted(WORK_KINDS - {"kernel-thread"}))
+def test_the_service_may_write_each_kind_and_its_page_has_it(kind: str) -> None:
+    """But for kernel threads, which have no file. /sys/class has links into /sys/devices."""
+    path = TUNABLE_FILES[kind].path.replace("/sys/class/net/", "/sys/devices/x/net/")
+    assert any(path.startswith(f"{tree}/") or path == tree for tree in _opened())
+    assert path.rpartition("/")[2] in (ROOT / "docs/quiet.md").read_text()
+
+
+def _opened() -> set[str]:
+    drop_in = (ROOT / "hooks/systemd/quiet-full.conf").read_text()
+    return set(re.findall("^ReadWritePaths=-?(.+)", drop_in, re.MULTILINE))
