@@ -358,8 +358,13 @@ class VmmSearch(Struct, frozen=True):
             due = self.survey.complete and sandbox_id in self._uncompared
             if due:
                 self._uncompared.discard(sandbox_id)
-            if not due and not orphan and not _confirms_more(known, process, hints):
-                return known, ""
+            if not due and not orphan:
+                if not _confirms_more(known, process, hints):
+                    return known, ""
+                named = self.finder.confirm(sandbox_id, hints)
+                if named is not None:
+                    self.vmms.keep(sandbox_id, named)
+                    return named, ""
         try:
             vmm = self.finder.find(sandbox_id, hints)
         except VmmError as error:

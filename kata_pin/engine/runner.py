@@ -314,7 +314,8 @@ class PassRunner:
         return result
 
     async def _read_wanted(self, asked: set[str]) -> None:
-        """Read what passes asked for in vain, beside them: a hook may wait for the answer."""
+        """Read what passes asked for in vain, once hooks that waited for them were answered."""
+        await asyncio.sleep(0)
         try:
             more = await self._engine.search.survey.read_wanted()
         except Exception as error:  # a fault barrier

@@ -279,6 +279,7 @@ class Keeper:
             await self._wake.wait()
             self._wake.clear()
             await self._rest()
+            await asyncio.sleep(0)  # hooks that waited for the same pass are answered first
             if not self._over:
                 await self.attempt()
 

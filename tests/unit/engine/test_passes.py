@@ -167,7 +167,8 @@ async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(
     await passes._in_turn("a")
     assert not sandboxes.entry("a").supervisor._wanted
     await started[0]
-    assert [sandboxes.entry(one).supervisor._wanted for one in ("a", "b", "c")] == [1, 1, 0]
+    reasons = [sandboxes.entry(one).supervisor._reasons for one in ("a", "b", "c")]
+    assert ["processes were read" in one for one in reasons] == [True, True, False]
 
 
 async def test_processes_that_cannot_be_read_end_nothing(

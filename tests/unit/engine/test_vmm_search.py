@@ -35,12 +35,16 @@ class Finder:
         self.vmm = replace(vmm, process=process.key, parent=process.ppid, strength=Strength.HOOK)
         self.kata: bool | None = False
         self.named = False
+        self.confirms = True
 
     def is_kata(self, _pid: int) -> bool | None:
         return self.kata
 
     def is_named(self, _sandbox_id: str) -> bool:
         return self.named
+
+    def confirm(self, _sandbox_id: str, _hints: Mapping[int, int]) -> Vmm | None:
+        return self.vmm if self.confirms else None
 
     def find(self, _sandbox_id: str, hints: Mapping[int, int]) -> Vmm:
         self.asked.append(dict(hints))
@@ -65,15 +69,25 @@ def hinted(at_ns: int) -> Container:
     return replace(world.shared("c1", "1"), pid_hint=os.getpid(), recorded_ns=at_ns)
 
 
-def test_a_hook_that_names_the_vmm_confirms_it_by_more(search: VmmSearch, finder: Finder) -> None:
-    """Found by its cgroup alone, it would lose its place to whoever a hook names later."""
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_hook_that_names_the_vmm_confirms_it_by_more(
+    search: VmmSearch, finder: Finder, *, confirms: bool
+) -> None:
+    """Found by its cgroup alone, it would lose its place to whoever a hook names later.
+
+    Only where it cannot be confirmed itself are all who claim the sandbox looked at.
+    """
+    finder.confirms = confirms
     weak = replace(finder.vmm, strength=Strength.CGROUP)
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert search.find("pod", [world.shared("c1", "1")], weak) == (weak, "")
     assert finder.asked == [], "nothing new is known of it"
     assert search.find("pod", [hinted(now_ns)], weak) == (finder.vmm, "")
+    accepted = search.vmms.of("pod")
+    assert accepted is not None
+    assert accepted.strength == Strength.HOOK
     assert search.find("pod", [hinted(now_ns)], finder.vmm) == (finder.vmm, "")
-    assert len(finder.asked) == 1
+    assert len(finder.asked) == (0 if confirms else 1)
 
 
 def test_a_hint_has_the_time_of_the_first_message(search: VmmSearch, finder: Finder) -> None:
