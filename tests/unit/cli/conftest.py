@@ -1,4 +1,4 @@
-"""`doctor` over documents of a daemon, settings of a file, and a host that is made of files."""
+"""The command line beside a daemon whose documents are made by hand, and on a host of files."""
 
 from __future__ import annotations
 
@@ -18,21 +18,46 @@ from tests.unit.cli import documents as docs
 from tests.unit.conftest import Serve
 
 
-class Doctor:
-    """Runs `kata-pin doctor --json`; `state` and `watch` are what the daemon answers.
+class Commands:
+    """Runs commands with settings of a file; `state` and `watch` are what the daemon answers.
 
-    `host` is where /proc, /sys and debugfs are: an empty folder, into which a test writes, unless
-    it wants those of this machine (`live`).
+    `host` is the folder where /proc, /sys and debugfs are, None for those of this machine.
     """
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.state = docs.state()
         self.watch = WatchDocument(time="", max_foreign_percent=0.1, problem="", pcpus=())
-        self.host = folder / "host"
-        self.host.mkdir()
-        self.live = False
+        self.host: Path | None = None
         self._capsys = capsys
+
+    def run(self, *arguments: str, **settings: Any) -> tuple[int, str]:
+        """Return the exit status and what a command prints, which is something."""
+        file = self.folder / "commands.yaml"
+        given = {
+            "version": 1, "runtime_dir": str(self.folder), "isolation": {"check_s": 0}, **settings
+        }  # fmt: skip
+        file.write_text("".join(f"{key}: {json.dumps(one)}\n" for key, one in given.items()))
+        self._capsys.readouterr()
+        with below(self.host) if self.host is not None else contextlib.nullcontext():
+            status = run([*arguments, "--config", str(file)])
+        done = self._capsys.readouterr()
+        assert done.out, done.err
+        return status, done.out
+
+    def json(self, *arguments: str, **settings: Any) -> Any:
+        """Return the document that a command prints."""
+        return json.loads(self.run(*arguments, "--json", **settings)[1])
+
+
+class Doctor(Commands):
+    """Runs `kata-pin doctor --json`; a test writes the files of the host, or wants this machine."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(folder, capsys)
+        self.files = folder / "host"
+        self.files.mkdir()
+        self.host = self.files
 
     def __call__(self, *arguments: str, **settings: Any) -> tuple[Row, ...]:
         """Return all rows."""
@@ -40,21 +65,14 @@ class Doctor:
 
     def document(self, *arguments: str, **settings: Any) -> DoctorDocument:
         """Return the document, whose word `ok` is the exit status's."""
-        file = self.folder / "doctor.yaml"
-        given = {"version": 1, "runtime_dir": str(self.folder), **settings}
-        file.write_text("".join(f"{key}: {json.dumps(one)}\n" for key, one in given.items()))
-        self._capsys.readouterr()
-        with contextlib.nullcontext() if self.live else below(self.host):
-            status = run(["doctor", "--json", "--config", str(file), *arguments])
-        done = self._capsys.readouterr()
-        assert done.out, done.err
-        found = msgspec.json.decode(done.out, type=DoctorDocument)
+        status, out = self.run("doctor", "--json", *arguments, **settings)
+        found = msgspec.json.decode(out, type=DoctorDocument)
         assert status == (0 if found.ok else 1)
         return found
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the host."""
-        grow(self.host, {path: text})
+        grow(self.files, {path: text})
 
     def rows(self, check: str, **settings: Any) -> list[Row]:
         """Return the rows of one check."""
@@ -71,13 +89,26 @@ class Doctor:
         return {row.check: row for row in self(sandbox.id, **settings) if row.sandbox}
 
 
-@pytest.fixture
-def doctor(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
-    """`doctor` beside a daemon without sandboxes."""
-    one = Doctor(tmp_path, capsys)
+def beside(serve: Serve, one: Commands) -> None:
+    """Serve what `one` has for a daemon."""
 
     def state(_: object) -> State:
         return one.state
 
     serve({"state": state, "watch": lambda _: one.watch})
+
+
+@pytest.fixture
+def commands(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    """Commands beside a daemon, on this machine."""
+    one = Commands(tmp_path, capsys)
+    beside(serve, one)
+    return one
+
+
+@pytest.fixture
+def doctor(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """`doctor` beside a daemon without sandboxes, on a host without files."""
+    one = Doctor(tmp_path, capsys)
+    beside(serve, one)
     return one

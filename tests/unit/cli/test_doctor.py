@@ -39,7 +39,7 @@ enable_vcpus_pinning = {pinning}
 def test_a_configuration_that_others_can_change_is_a_warning(doctor: Doctor) -> None:
     """The file allows executables as VMMs: it has to be root's alone."""
     assert doctor.row("configuration").status == "ok"
-    file = doctor.folder / "doctor.yaml"
+    file = doctor.folder / "commands.yaml"
     file.chmod(0o664)
     assert doctor.row("configuration").status == "warn"
     file.chmod(0o644)
@@ -87,7 +87,7 @@ DEBUG = {"paths": {"debugfs": "/debug"}}
 
 def test_debugfs_states_are_told_apart(doctor: Doctor) -> None:
     """Not mounted, without KVM, and readable are three answers."""
-    mount = doctor.host / "debug"
+    mount = doctor.files / "debug"
     mount.mkdir()
     assert doctor.row("debugfs", **DEBUG).remedy.startswith("mount -t debugfs")
     (mount / "x86").mkdir()
@@ -99,20 +99,20 @@ def test_debugfs_states_are_told_apart(doctor: Doctor) -> None:
 
 def test_debugfs_is_looked_at_as_the_daemon_sees_it(doctor: Doctor) -> None:
     """It may be mounted for the daemon alone, or not for it; without one, what is here counts."""
-    theirs = doctor.host / "proc" / str(docs.RUNNING.pid) / "root" / "debug"
-    for mount in (doctor.host / "debug", theirs):
+    theirs = doctor.files / "proc" / str(docs.RUNNING.pid) / "root" / "debug"
+    for mount in (doctor.files / "debug", theirs):
         mount.mkdir(parents=True)
     (theirs / "kvm" / "41-13").mkdir(parents=True)
     row = doctor.row("debugfs", **DEBUG)
     assert (row.status, row.text) == ("ok", f"{theirs}/kvm is readable, 1 VM")
-    (doctor.host / "debug" / "kvm").mkdir()
+    (doctor.files / "debug" / "kvm").mkdir()
     rmtree(theirs / "kvm")
     row = doctor.row("debugfs", **DEBUG)
     assert (row.text.split(";")[0], row.remedy) == (
         f"not mounted at {theirs}", "systemctl restart kata-pin"
     )  # fmt: skip
     doctor.state = docs.without_daemon(docs.state())
-    assert doctor.row("debugfs", **DEBUG).text.startswith(f"{doctor.host}/debug/kvm is readable")
+    assert doctor.row("debugfs", **DEBUG).text.startswith(f"{doctor.files}/debug/kvm is readable")
 
 
 def test_process_events_are_tried_on_this_host(doctor: Doctor) -> None:

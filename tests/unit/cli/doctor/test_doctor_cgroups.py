@@ -33,13 +33,13 @@ def host(folder: Path, *mounts: str, init: str = "0::/init.scope", vmm: int = 0)
 
 def test_visible(doctor: Doctor) -> None:
     """A VMM that ended meanwhile is no failure."""
-    host(doctor.host, HOSTS)
+    host(doctor.files, HOSTS)
     row = doctor.row("cgroups")
-    assert (row.status, row.text) == ("ok", f"v2 at {doctor.host}/sys/fs/cgroup")
+    assert (row.status, row.text) == ("ok", f"v2 at {doctor.files}/sys/fs/cgroup")
 
 
 def test_nothing_mounted(doctor: Doctor) -> None:
-    host(doctor.host)
+    host(doctor.files)
     row = doctor.row("cgroups")
     assert (row.status, row.text) == ("warn", "no cpuset hierarchy is mounted")
 
@@ -54,7 +54,7 @@ def test_process_1_out_of_sight(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     if in_pod:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    host(doctor.host, HOSTS, init="0::/../../init.scope")
+    host(doctor.files, HOSTS, init="0::/../../init.scope")
     row = doctor.row("cgroups")
     assert (row.status, row.sandbox) == ("fail", "")
     assert row.text.startswith("the cgroup of process 1 is not visible (/../../init.scope)")
@@ -63,7 +63,7 @@ def test_process_1_out_of_sight(
 
 def test_a_mount_of_the_other_version_shows_no_cpuset(doctor: Doctor) -> None:
     """On a hybrid node cpusets are in version 1, whatever the unified mount has at that path."""
-    host(doctor.host, HOSTS, init="4:cpuset:/init.scope\n0::/init.scope")
+    host(doctor.files, HOSTS, init="4:cpuset:/init.scope\n0::/init.scope")
     row = doctor.row("cgroups")
     assert row.status == "fail"
     assert row.text.startswith("the cgroup of process 1 is not visible (/init.scope)")
@@ -71,7 +71,7 @@ def test_a_mount_of_the_other_version_shows_no_cpuset(doctor: Doctor) -> None:
 
 def test_a_vmm_out_of_sight(doctor: Doctor) -> None:
     """One row per sandbox, and none that says ok."""
-    host(doctor.host, HOSTS, vmm=PID)
+    host(doctor.files, HOSTS, vmm=PID)
     row = doctor.row("cgroups")
     assert row.status == "fail"
     assert f"the VMM, process {PID}, is not visible" in row.text
@@ -89,7 +89,7 @@ def test_a_vmm_out_of_sight(doctor: Doctor) -> None:
 )
 def test_threads_that_wait_for_a_cpu(doctor: Doctor, content: str | None, row: str | None) -> None:
     """By the kernel's account of the VMM's cgroup; nothing where that cgroup has none."""
-    waiting(doctor.host, HOSTS, content, psi=True)
+    waiting(doctor.files, HOSTS, content, psi=True)
     rows = doctor.rows("CPU pressure")
     assert [one.status for one in rows] == ([] if row is None else [row])
     if row == "warn":
@@ -108,7 +108,7 @@ def test_waiting_that_is_not_measured(
     doctor: Doctor, mount: str, psi: bool, text: str, remedy: str
 ) -> None:
     """One row of the node says so, however many VMs there are."""
-    waiting(doctor.host, mount, None, psi=psi)
+    waiting(doctor.files, mount, None, psi=psi)
     row = doctor.row("CPU pressure")
     assert (row.status, row.sandbox, row.remedy) == ("info", "", remedy)
     assert text in row.text

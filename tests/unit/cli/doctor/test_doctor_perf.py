@@ -25,7 +25,7 @@ def test_a_kernel_to_which_cap_perfmon_is_not_enough(
 def test_what_the_daemon_lacks_is_told(doctor: Doctor) -> None:
     """Its own word counts: a service without the right, a daemon that sees nothing, or is away."""
     assert doctor.rows("watch") == []
-    doctor.live = True
+    doctor.host = None
     assert doctor.rows("watch", runtime_dir=str(doctor.folder / "away")) == []
     pcpu = WatchedPcpu(4, "p1", "a/b", 1.0, None, None, None, None, None, None, None)
     doctor.watch = replace(doctor.watch, pcpus=(pcpu,))

@@ -38,7 +38,7 @@ def named(folder: Path, name: str, *arguments: str) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def live(doctor: Doctor) -> None:
     """The processes are those of this machine."""
-    doctor.live = True
+    doctor.host = None
 
 
 def rows_naming(doctor: Doctor, pid: int) -> list[Row]:

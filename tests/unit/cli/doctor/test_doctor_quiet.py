@@ -64,7 +64,7 @@ def test_a_read_only_tree(
 ) -> None:
     """Named with the drop-in that helps, without any write; in a pod a drop-in does not help."""
     grow(doctor, closed=path)
-    (doctor.host / "sys/fs/resctrl").mkdir(parents=True)
+    (doctor.files / "sys/fs/resctrl").mkdir(parents=True)
     row = doctor.row(RIGHTS, **settings)
     assert (row.status, path in row.text) == ("warn", True)
     assert f"pid {PID}" in row.text
@@ -89,7 +89,7 @@ def test_a_missing_capability(
 def test_what_cannot_be_known(doctor: Doctor) -> None:
     """Without a daemon, or for others than root, nothing is claimed."""
     grow(doctor)
-    (doctor.host / f"proc/{PID}/mountinfo").unlink()
+    (doctor.files / f"proc/{PID}/mountinfo").unlink()
     assert doctor.row(RIGHTS, **IRQ).status == "info"
     grow(doctor)
     doctor.state = docs.without_daemon(doctor.state)

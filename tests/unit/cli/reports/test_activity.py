@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kata_pin.cli.reports.activity import with_activity
-from kata_pin.linux.files import HostRoot
 from tests.support.played_threads import played
 from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Commands
 
 
-def test_figures_of_living_threads() -> None:
+def test_figures_of_living_threads(commands: Commands) -> None:
     """As the kernel has them; a thread that is gone has none."""
     with played("sleeps", "sleeps") as process:
         unread = {"run_delay_s": None, "preemptions": None, "migrations": None}
         ended = docs.thread(
             process.tids[1], "emulator", "0", tgid=process.pid, starttime=1, **unread
         )
-        known = docs.state(docs.sandbox("shop/web", "0", process.thread(0, "vcpu", vcpu=0), ended))
+        living = process.thread(0, "vcpu", vcpu=0)
+        commands.state = docs.state(docs.sandbox("shop/web", "0", living, ended))
         path = Path(f"/proc/{process.pid}/task/{process.tids[0]}/schedstat")
         before = int(path.read_text().split()[1])
-        (found,) = with_activity(known).sandboxes
+        (found,) = commands.json("show", "shop/web")["sandboxes"]
         after = int(path.read_text().split()[1])
-    living, gone = found.threads
-    assert living.run_delay_s is not None
-    assert round(before / 1e9, 3) <= living.run_delay_s <= round(after / 1e9, 3)
-    assert living.preemptions is not None
-    assert living.migrations is not None
-    assert (gone.run_delay_s, gone.preemptions, gone.migrations) == (None, None, None)
+    shown, gone = found["threads"]
+    assert round(before / 1e9, 3) <= shown["run_delay_s"] <= round(after / 1e9, 3)
+    assert shown["preemptions"] is not None
+    assert shown["migrations"] is not None
+    assert {name: gone[name] for name in unread} == unread
 
 
-def test_nothing_is_0_where_nothing_can_be_read(tmp_path: Path) -> None:
+def test_nothing_is_0_where_nothing_can_be_read(commands: Commands, tmp_path: Path) -> None:
     """A node whose /proc shows no such files."""
-    unread = docs.thread(7, "vcpu", "0", run_delay_s=None, preemptions=None, migrations=None)
-    state = docs.state(docs.sandbox("shop/web", "0", unread))
-    (found,) = with_activity(state, HostRoot(str(tmp_path))).sandboxes
-    assert found.threads == (unread,)
+    unread = {"run_delay_s": None, "preemptions": None, "migrations": None}
+    commands.state = docs.state(
+        docs.sandbox("shop/web", "0", docs.thread(7, "vcpu", "0", **unread))
+    )
+    commands.host = tmp_path / "nothing"
+    (found,) = commands.json("show", "shop/web")["sandboxes"]
+    (shown,) = found["threads"]
+    assert {name: shown[name] for name in unread} == unread
