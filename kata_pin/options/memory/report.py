@@ -37,11 +37,11 @@ MAPS_S: Final = 10.0
 _Memory = Mapping[int, NodeBytes]
 
 
-def memory(state: State, *, exact: bool, root: HostRoot = HOST) -> MemoryDocument:
+def memory(state: State, *, exact: bool) -> MemoryDocument:
     """Return the document; `exact`: read what the VMM of the only sandbox has mapped."""
-    found = list(_by_cgroup(state, root))
+    found = list(_by_cgroup(state, HOST))
     if exact:
-        found = [_by_process(one, root) for one in found]
+        found = [_by_process(one) for one in found]
     return MemoryDocument(
         time=state.time,
         daemon=state.daemon,
@@ -137,12 +137,12 @@ def _of_cgroup(files: CgroupFiles, folders: Sequence[str]) -> tuple[str, _Memory
     return "", {}, problem
 
 
-def _by_process(found: SandboxMemory, root: HostRoot) -> SandboxMemory:
+def _by_process(found: SandboxMemory) -> SandboxMemory:
     """Return the same from numa_maps of the VMM; the cgroup's if that cannot be read."""
     if found.pid is None:
         return found
     file = "numa_maps"
-    answers = asyncio.run(root.calls.read_slow([(found.pid, file, MAX_MAPS)], MAPS_S))
+    answers = asyncio.run(HOST.calls.read_slow([(found.pid, file, MAX_MAPS)], MAPS_S))
     data = answers[found.pid, file]
     problem = found.problem
     if isinstance(data, TimeoutError):

@@ -19,8 +19,7 @@ from kata_pin.cli.doctor.node import CAPABILITIES
 from tests.support.checkpoint import checkpoint
 from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
-from tests.unit.conftest import Serve
+from tests.unit.conftest import Doctor, Serve
 
 AWAY = replace(docs.NRI, connected_s=None, problem="refused")
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.hosttree import FakeHost, grow
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 VMM = docs.database().vmm
 assert VMM is not None

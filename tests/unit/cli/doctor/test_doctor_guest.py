@@ -8,7 +8,7 @@ import pytest
 
 from kata_pin.base.documents.state import Row, Sandbox
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 WRONG = "1 of 2 containers is not on its assigned guest CPUs"
 HIDDEN = "1 of its own vCPUs has no guest CPU that may be acted on"

@@ -14,7 +14,7 @@ from kata_pin.cli.node.files import HOOK_PATH, Choices, Runtime, node_files
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.render.reports import doctor as render
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 ABSENT = Config(group="no-such-group", runtime_dir="/run/no-such-directory")
 OURS = grp.getgrgid(os.getgid()).gr_name

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.documents.measured import WatchedPcpu
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 
 @pytest.mark.root

@@ -15,7 +15,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.state import Row
 from tests.support.waiting import wait_for
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 ONLINE = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text())
 HERE = min(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 DROP_INS = "usr/lib/systemd/system/kata-pin.service.d"
 RIGHTS = "quiet rights"

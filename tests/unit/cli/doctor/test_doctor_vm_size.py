@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Doctor
+from tests.unit.conftest import Doctor
 
 pytestmark = pytest.mark.root
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.played_threads import played
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Commands
+from tests.unit.conftest import Commands
 
 
 def test_figures_of_living_threads(commands: Commands) -> None:

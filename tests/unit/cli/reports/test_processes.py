@@ -1,19 +1,21 @@
-"""Processes as psutil shows them: real ones, vanished ones, and one that lies about its size."""
+"""Processes as psutil shows them in `who`: real ones, vanished ones, one that lies about its size."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.sandbox import Process, ProcessKey
-from kata_pin.cli.reports import who
-from kata_pin.linux.files import HOST
-from kata_pin.linux.process import read_process
 from tests.support.waiting import wait_for
+from tests.unit.cli import documents as docs
+from tests.unit.conftest import Commands
+
+MAX_COMMAND = 200
+"""Characters that are shown of a command line."""
 
 ENDLESS = """
 import ctypes, mmap, struct, sys
@@ -48,67 +50,89 @@ def endless() -> Iterator[int]:
         process.kill()
 
 
-def test_this_process() -> None:
+@pytest.fixture(autouse=True)
+def node(commands: Commands) -> None:
+    """This host's CPUs, and no sandboxes."""
+    commands.state = docs.state(cpus=max(os.sched_getaffinity(0)) + 1, kubelet=None)
+
+
+def described(commands: Commands, pid: int) -> dict[str, Any]:
+    """Return a process as `who` shows it."""
+    cpu = min(os.sched_getaffinity(pid))
+    (found,) = (one for one in commands.json("who", str(cpu))["processes"] if one["pid"] == pid)
+    return dict(found)
+
+
+def test_this_process(commands: Commands) -> None:
     """User, command line, age and CPU time are those of the process."""
-    found = who.described(read_process(HOST, os.getpid()))
-    mine = psutil.Process()
-    assert (found.pid, found.user) == (os.getpid(), mine.username())
-    assert found.command.removesuffix("...") in " ".join(mine.cmdline())
-    assert found.age_s is not None
-    assert 0 <= found.age_s < 86400
-    assert found.cpu_s is not None
-    assert found.cpu_s > 0
+    found, mine = described(commands, os.getpid()), psutil.Process()
+    assert found["user"] == mine.username()
+    assert found["command"].removesuffix("...") in " ".join(mine.cmdline())
+    assert 0 <= found["age_s"] < 86400
+    assert found["cpu_s"] > 0
 
 
-def test_a_process_that_has_exited() -> None:
-    """What can no longer be read is empty; name and pid are as they were read."""
+def test_a_process_that_has_exited(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is gone is left out; what can no longer be read of one is empty."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    found = who.described(Process(ProcessKey(process.pid, 1), 1, "true", 0))
-    assert (found.pid, found.comm, found.user, found.command) == (process.pid, "true", "", "")
-    assert (found.age_s, found.cpu_s) == (None, None)
+    monkeypatch.setattr(psutil, "pids", lambda: [process.pid, os.getpid()])
+    cpu = min(os.sched_getaffinity(0))
+    assert [one["pid"] for one in commands.json("who", str(cpu))["processes"]] == [os.getpid()]
+
+    def gone(one: psutil.Process, _: object) -> None:
+        raise psutil.NoSuchProcess(one.pid)
+
+    monkeypatch.setattr(psutil.Process, "as_dict", gone)
+    found = described(commands, os.getpid())
+    assert (found["user"], found["age_s"], found["cpu_s"]) == ("", None, None)
+    assert found["comm"]
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(1), psutil.ZombieProcess(1)])
-def test_what_is_denied_is_empty(error: psutil.Error, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_denied_is_empty(
+    commands: Commands, error: psutil.Error, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A single fact that may not be read takes no other with it."""
 
     def refuse(_: psutil.Process) -> str:
         raise error
 
     monkeypatch.setattr(psutil.Process, "username", refuse)
-    found = who.described(read_process(HOST, os.getpid()))
-    assert found.user == ""
-    assert found.cpu_s is not None
+    found = described(commands, os.getpid())
+    assert found["user"] == ""
+    assert found["cpu_s"] is not None
 
 
-def test_a_zombie() -> None:
+def test_a_zombie(commands: Commands) -> None:
     """A process that nobody has waited for has a name and no command line."""
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        found = who.described(read_process(HOST, process.pid))
-        assert (found.comm, found.command) == ("true", "")
+        found = described(commands, process.pid)
+        assert (found["comm"], found["command"]) == ("true", "")
 
 
-def test_a_command_line_without_end_is_cut(endless: int) -> None:
+def test_a_command_line_without_end_is_cut(commands: Commands, endless: int) -> None:
     """Any user can make one; it is not read to its end, and the report is short."""
-    found = who.described(read_process(HOST, endless))
-    assert len(found.command) <= who.MAX_COMMAND
+    assert len(described(commands, endless)["command"]) <= MAX_COMMAND
 
 
-def test_a_long_command_line_is_cut() -> None:
+def test_a_long_command_line_is_cut(commands: Commands) -> None:
     """The end says that there is more."""
     with subprocess.Popen(["sleep", "60", *["0" * 100] * 3]) as process:
-        wait_for(lambda: who.command(process.pid), "the program")
-        command = who.command(process.pid)
+        comm = Path(f"/proc/{process.pid}/comm")
+        wait_for(lambda: comm.read_text() == "sleep\n", "the program")
+        command = described(commands, process.pid)["command"]
         process.kill()
-    assert len(command) == who.MAX_COMMAND
+    assert len(command) == MAX_COMMAND
     assert command.startswith("sleep 60 000")
     assert command.endswith("0...")
 
 
-def test_how_busy_a_cpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_busy_a_cpu_is(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil lists online pCPUs in order; a list of another length says nothing."""
-    monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: [10.0, 20.0])
-    assert who.busy_percents(CpuSet([3, 5])) == {3: 10.0, 5: 20.0}
-    assert who.busy_percents(CpuSet([3, 4, 5])) == {}
+    commands.state = docs.state(cpus=6, kubelet=None, online="3,5")
+    for loads, busy in (([10.0, 20.0], [10.0, 20.0]), ([10.0], [None, None])):
+        monkeypatch.setattr(psutil, "cpu_percent", lambda *_, loads=loads, **__: loads)
+        pcpus = commands.json("who", "3,5")["pcpus"]
+        assert [one["busy_percent"] for one in pcpus] == busy

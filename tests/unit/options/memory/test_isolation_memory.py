@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from errno import ESRCH
+import os
+from errno import EPERM, ESRCH
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +17,12 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.state import Memory
 from kata_pin.base.placement import Cause, Desired, Placement, Report, SandboxMask, outcome_of
 from kata_pin.base.sandbox import ProcessKey, Thread
+from kata_pin.base.settings import MemoryMode
 from kata_pin.base.values import ContainerState
 from kata_pin.linux.topology import read_topology
 from kata_pin.options.memory import keeper as module
 from kata_pin.options.memory.keeper import MemoryGoal, MemoryMover, _Held, near_nodes
+from kata_pin.options.memory.report import memory_moves
 from kata_pin.records.history import NodeEvents
 from tests.support import world
 from tests.support.hosttree import grow, listing
@@ -43,6 +46,18 @@ async def test_hooks_and_passes_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
     began = now.s
     await mover._let_others()
     assert module.PASSES_S <= now.s - began < module.PASSES_S + 2 * module.LOOK_S
+
+
+def test_doctor_names_a_kernel_that_refuses_moves(tmp_path: Path) -> None:
+    """And the right that is missing."""
+
+    def probe() -> None:
+        raise OSError(EPERM, os.strerror(EPERM))
+
+    root = grow(tmp_path, {"sys/devices/system/node/has_memory": "0-1"})
+    (row,) = memory_moves(replace(Config(), memory=MemoryMode.MIGRATE), root, probe)
+    assert (row.status, "CAP_SYS_NICE" in row.remedy) == ("warn", True)
+    assert "move_pages is refused: Operation not permitted" in row.text
 
 
 def _desired(thread: Thread, *, paired: bool) -> Desired:
