@@ -39,9 +39,10 @@ RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 """Waits between tries while a sandbox has no VMM (Firecracker's hooks run before the VM starts) or
 a pass fails; about half a minute in all."""
 
-YOUNG_S: Final = (0.0002, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
+YOUNG_S: Final = (0.0, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
 """Waits between passes while a thread is too young to be identified: a hotplugged vCPU enters KVM
-some 1 to 3 ms after its birth; about two seconds in all."""
+some 1 to 3 ms after its birth; about two seconds in all. The first is 0 because any shorter than a
+millisecond takes one: epoll counts in those."""
 
 THREADS: Final = frozenset({"thread born", "thread exited"})
 """Reasons for a pass for which no process of the node need be looked at."""
