@@ -24,9 +24,16 @@ from pathlib import Path
 from typing import Final, Self
 
 from kata_pin.base.config.tree import Config, Nri, NriEnabled, Paths
-from kata_pin.rights.broker.protocol import ANSWER, MAX_MESSAGE, REQUEST, Settings
+from kata_pin.rights.broker.protocol import (
+    ANSWER,
+    MAX_MESSAGE,
+    REQUEST,
+    Settings,
+    parse_settings,
+)
 from kata_pin.rights.broker.rows import BY_NAME, NUMBERS, ROWS, Number, Rest, TextArgument, Value
 from kata_pin.rights.broker.threads import COMMANDS
+from kata_pin.service import privileges
 from kata_pin.service.privileges import Broker, brokered
 from tests.bench.figures import Row, count_row
 from tests.chaos.fuzz.seeds import broker_requests
@@ -87,6 +94,10 @@ class Prey:
         )
         off = Nri(enabled=NriEnabled.NO, socket=str(self.home / "nri.sock"))
         return Config(paths=paths, nri=off)
+
+    def of_broker(self) -> Settings:
+        """Return what a broker makes of them."""
+        return parse_settings(privileges._settings(self.settings()).pack())
 
 
 @dataclass

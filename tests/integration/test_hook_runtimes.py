@@ -15,20 +15,9 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.node.changes import NodeFiles
-from kata_pin.cli.node.files import (
-    CONTAINERD_FRAGMENT,
-    HOOK_PATH,
-    HOOKS_DIR,
-    Choices,
-    Runtime,
-    node_files,
-)
 from kata_pin.peers.oci import Phase, parse_config, parse_state
-from kata_pin.records.bundles import BundleReader
-from kata_pin.records.hooks import HookConnection, HookMessage, Spool
-from kata_pin.service.configuration import from_text
-from tests.support.hooks import HookDaemon
+from tests.support.commandline import run
+from tests.support.hooks import HookConnection, HookDaemon, HookMessage, spooled_messages
 from tests.support.ocirun import (
     RUNTIMES,
     OciContainer,
@@ -41,6 +30,9 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.oci, pytest.mark.root]
 
+HOOK_PATH = "/usr/libexec/kata-pin/kata-pin-hook"
+HOOKS_DIR = "usr/share/containers/oci/hooks.d"
+FRAGMENT = "etc/kata-pin/containerd-hooks.json"
 LIFE = [Phase.PRESTART, Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]
 
 
@@ -48,7 +40,7 @@ LIFE = [Phase.PRESTART, Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]
 def runtime_dir() -> Iterator[Path]:
     """A runtime directory below /run, where an installation accepts it."""
     path = Path(tempfile.mkdtemp(prefix="kata-pin-test-", dir="/run"))
-    Spool(str(path / "spool")).prepare()
+    (path / "spool").mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)
 
@@ -64,24 +56,22 @@ PATIENT = "record_ms: 5000, pin_ms: 5000"
 """Budgets for tests in which the daemon answers, on a machine that others load too."""
 
 
-def installed(root: Path, runtime_dir: Path, runtime: Runtime, hook: str = PATIENT) -> Path:
+def installed(root: Path, runtime_dir: Path, runtime: str, hook: str = PATIENT) -> Path:
     """Install below `root`, with JSON files that name the hook where it is there; return it."""
-    settings = f"version: 1\nruntime_dir: {runtime_dir}\nhook: {{{hook}}}\n"
-    choices = Choices(
-        program="/usr/bin/kata-pin",
-        runtimes=frozenset({runtime}),
-        prestart=runtime is Runtime.CONTAINERD,
-        config=from_text(settings),
-    )
-    NodeFiles(str(root)).install(node_files(choices))
+    settings = root / "etc/kata-pin/config.yaml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"version: 1\nruntime_dir: {runtime_dir}\nhook: {{{hook}}}\n")
+    also = ["--prestart"] if runtime == "--containerd" else []
+    program = ("--program", "/usr/bin/kata-pin")
+    assert run(["install", "--root", str(root), *program, runtime, *also]) == 0
     for file in [*root.rglob("*.json")]:
         file.write_text(file.read_text().replace(HOOK_PATH, f"{root}{HOOK_PATH}"))
     return root
 
 
 def containerd_hooks(root: Path, runtime_dir: Path, hook: str = PATIENT) -> dict[str, Any]:
-    installed(root, runtime_dir, Runtime.CONTAINERD, hook)
-    hooks = json.loads((root / CONTAINERD_FRAGMENT[1:]).read_text())["hooks"]
+    installed(root, runtime_dir, "--containerd", hook)
+    hooks = json.loads((root / FRAGMENT).read_text())["hooks"]
     # run inside the container's mount namespace, where the hook is not; only Kata runs it outside
     del hooks["createContainer"]
     return dict(hooks)
@@ -104,7 +94,7 @@ def test_life_of_a_container(runtime: str, runtime_dir: Path, tmp_path: Path) ->
 
     async def read_bundle(connection: HookConnection) -> None:
         state = parse_state(connection.message.body)
-        seen.append(parse_config(BundleReader([str(tmp_path)]).read_config(state.bundle)))
+        seen.append(parse_config(Path(state.bundle, "config.json").read_bytes()))
         await connection.recorded()
         await connection.pinned()
 
@@ -128,7 +118,7 @@ def test_life_without_a_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) 
         container.start()
         assert container.status == "running"
         container.stop()
-    check_life(list(Spool(str(runtime_dir / "spool")).pending()), container)
+    check_life(spooled_messages(runtime_dir), container)
 
 
 def test_life_with_a_hung_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
@@ -146,7 +136,7 @@ def test_life_with_a_hung_daemon(runtime: str, runtime_dir: Path, tmp_path: Path
             assert container.status == "running"
             container.stop()
     assert 0.3 < took < 5
-    spooled = list(Spool(str(runtime_dir / "spool")).pending())
+    spooled = spooled_messages(runtime_dir)
     check_life(spooled, container)
     assert spooled == daemon.messages
 
@@ -177,9 +167,9 @@ PODMAN_MARK = "io.kata-pin.enable=true"
 
 @pytest.mark.parametrize(
     ("files", "annotation", "phases"),
-    [(Runtime.CRIO, "", [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
-     (Runtime.PODMAN, PODMAN_MARK, [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
-     (Runtime.PODMAN, "", [])],
+    [("--crio", "", [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
+     ("--podman", PODMAN_MARK, [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
+     ("--podman", "", [])],
     ids=["always", "annotated", "not-annotated"],
 )  # fmt: skip
 @pytest.mark.skipif(not available("podman"), reason="podman is not installed")
@@ -189,7 +179,7 @@ def test_podman_reads_hooks_d(
     runtime_dir: Path,
     podman_dir: Path,
     tmp_path: Path,
-    files: Runtime,
+    files: str,
     annotation: str,
     phases: list[Phase],
 ) -> None:
@@ -198,7 +188,7 @@ def test_podman_reads_hooks_d(
     make_rootfs(podman_dir / "rootfs")
     with HookDaemon(runtime_dir) as daemon:
         done = subprocess.run(
-            podman(runtime, podman_dir, root / HOOKS_DIR[1:], annotation),
+            podman(runtime, podman_dir, root / HOOKS_DIR, annotation),
             capture_output=True, text=True, check=False, timeout=50,
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr

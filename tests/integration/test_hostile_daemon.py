@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.rights.broker.protocol import parse_settings
-from kata_pin.service.privileges import _settings
 from tests.chaos.hostile_daemon import (
     SECRET,
     HostileDaemon,
@@ -65,7 +63,7 @@ def test_a_prey_that_is_caught_is_noticed() -> None:
 def test_no_path_outside_the_table_is_opened() -> None:
     """As the kernel sees it, whatever is asked; with children."""
     with hunted() as (prey, broker, spoils):
-        settings = parse_settings(_settings(prey.settings()).pack())
+        settings = prey.of_broker()
         with Trace(broker) as trace:
             daemon = HostileDaemon(broker, spoils)
             attack_by_name(daemon)

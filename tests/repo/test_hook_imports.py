@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.node.files import hook_program
+from tests.support.commandline import run
 from tests.support.hooks import HOOK, INTERPRETER, STATE, HookDaemon, runtime_directory
+
+HOOK_PATH = "usr/libexec/kata-pin/kata-pin-hook"
 
 
 def imported(command: list[str]) -> set[str]:
@@ -28,8 +30,9 @@ def test_hook_imports_only_what_is_built_in(*, installed: bool, daemon_up: bool)
     """A whole run of the hook, answered or spooling, imports _socket and select alone."""
     bare = imported(["-IS", "-c", "pass"])
     with runtime_directory() as directory:
-        program = directory / "kata-pin-hook"
-        program.write_bytes(hook_program(INTERPRETER) if installed else HOOK.read_bytes())
+        program = directory / HOOK_PATH if installed else HOOK
+        if installed:
+            assert run(["install", "--root", str(directory), "--program", "/usr/bin/true"]) == 0
         call = ["-IS", str(program), "createRuntime", f"--runtime-dir={directory}"]
         if daemon_up:
             with HookDaemon(directory) as daemon:

@@ -114,6 +114,12 @@ def test_debugfs_is_looked_at_as_the_daemon_sees_it(doctor: Doctor) -> None:
     assert doctor.row("debugfs", **DEBUG).text.startswith(f"{doctor.files}/debug/kvm is readable")
 
 
+def test_the_self_test_asks_the_running_kernel_only(doctor: Doctor) -> None:
+    """A captured tree has none."""
+    said = "unknown whether they survive cpuset changes: not the running system"
+    assert doctor.row("affinities").text == said
+
+
 def test_process_events_are_tried_on_this_host(doctor: Doctor) -> None:
     """The row agrees with the setting: switched off is said even where they work."""
     assert doctor.row("process events").status in {"ok", "warn"}

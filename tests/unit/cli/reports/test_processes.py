@@ -1,4 +1,4 @@
-"""Processes as psutil shows them in `who`: real ones, vanished ones, one that lies about its size."""
+"""Processes as psutil shows them in `who`: real ones, vanished ones, a command line of 1 GiB."""
 
 import os
 import subprocess
