@@ -248,14 +248,16 @@ def _with_one(one: Fit, cpu: CpuSet) -> Fit:
 LIVE: Final = (CpusetSource.NRI, CpusetSource.KATA)
 """Sources that report each container's current cpuset."""
 
-_RANKS: Final = {CpusetSource.KUBELET: 2, CpusetSource.CGROUP: 1, CpusetSource.BUNDLE: 0}
-_WORDS: Final = {
+SOURCES: Final = {
     CpusetSource.NRI: "NRI",
     CpusetSource.KATA: "persist.json",
     CpusetSource.KUBELET: "the kubelet's checkpoint",
     CpusetSource.CGROUP: "the sandbox's cgroup",
     CpusetSource.BUNDLE: "config.json",
 }
+"""What each source is called; of those that are not live the first one wins."""
+
+_ORDER: Final = tuple(SOURCES)
 
 
 def believed(reported: Iterable[ReportedCpuset]) -> ReportedCpuset | None:
@@ -264,7 +266,7 @@ def believed(reported: Iterable[ReportedCpuset]) -> ReportedCpuset | None:
     live = [one for one in values if one.source in LIVE]
     if live:
         return max(live, key=lambda one: (one.recorded_ns, one.source is CpusetSource.KATA))
-    return max(values, key=lambda one: _RANKS[one.source], default=None)
+    return min(values, key=lambda one: _ORDER.index(one.source), default=None)
 
 
 def why(reported: Iterable[ReportedCpuset]) -> str:
@@ -273,7 +275,7 @@ def why(reported: Iterable[ReportedCpuset]) -> str:
     winner = believed(values)
     if winner is None:
         return "no source reports it"
-    word = _WORDS[winner.source]
+    word = SOURCES[winner.source]
     others = [one for one in values if one is not winner]
     if not others:
         return f"only {word} reports it"

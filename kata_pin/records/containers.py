@@ -14,7 +14,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import ParseError, StateError
 from kata_pin.base.sandbox import Container, ReportedCpuset
 from kata_pin.base.values import ContainerKind, ContainerState, CpusetSource
-from kata_pin.placement.masks import believed
+from kata_pin.placement.masks import LIVE, believed
 from kata_pin.records.database import Database
 
 log = logging.getLogger(__name__)
@@ -182,9 +182,9 @@ def _reported(container: Container) -> ReportedCpuset | None:
 
 
 def _source(record: str) -> CpusetSource:
-    if record.startswith("nri:"):
-        return CpusetSource.NRI
-    return CpusetSource.KATA if record == CpusetSource.KATA else CpusetSource.BUNDLE
+    """Return the live source that a record is of (`nri:StartContainer`), else the bundle's."""
+    word = record.partition(":")[0]
+    return CpusetSource(word) if word in LIVE else CpusetSource.BUNDLE
 
 
 def _row(source: str, cpus: str | None, recorded_ns: int) -> ReportedCpuset:

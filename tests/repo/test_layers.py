@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -255,6 +256,26 @@ def test_the_tests_of_rooms_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(_sideways(fake / "cli" / "render" / "d.py")) == ["cli.render.d -> cli.node.a"]
     assert list(_sideways(fake / "cli" / "commands" / "app.py")) == []
     assert len(_circles()) == 3
+
+
+def _used() -> set[str]:
+    """Return the modules that others import, or name as `module:function` or `module`."""
+    used = set()
+    for path in MODULES:
+        used |= {name for name, _ in _imports(path)}
+        texts = re.findall(r'"(?:kata_pin\.)?([a-z]\w*(?:\.\w+)+)(?::\w+)?"', path.read_text())
+        used |= {f"kata_pin.{text}" for text in texts}
+    return used
+
+
+def test_every_module_is_used() -> None:
+    """So nobody forgot to start what a new one has. The program itself is imported by none."""
+    names = {
+        ".".join(("kata_pin", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in MODULES
+        if not path.name.startswith("__")
+    }
+    assert names - _used() == {"kata_pin.cli.entry"}
 
 
 def test_every_room_is_known() -> None:

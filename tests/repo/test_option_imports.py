@@ -96,11 +96,18 @@ def imported(folder: Path, settings: dict[str, Any], *left: str) -> set[str]:
     return {name for name, room in ROOMS.items() if room in loaded}
 
 
+def _restores(module: str) -> bool:
+    """Whether an option gives back what it changed, so that it needs a table."""
+    path = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+    return "def give_back(" in path.read_text()
+
+
 def test_every_option_is_looked_for() -> None:
     """Each row of the table has its modules, and a setting and what it leaves here."""
     names = {option.name for option in OPTIONS}
     assert names == set(ON)
     assert {option.name for option in OPTIONS if option.table} == set(LEFT)
+    assert {option.name for option in OPTIONS if _restores(option.module)} == set(LEFT)
     assert all(re.fullmatch(r"kata_pin\.options\.\w+", room) for room in ROOMS.values())
     assert len(set(ROOMS.values())) == len(names)
 
