@@ -105,7 +105,8 @@ class Engine(Struct, frozen=True):
     ) -> Vmm | None:
         """Return the sandbox's VMM as of now, which the next pass need not find again."""
         await self.search.prepare(sandbox_id, containers, cache.vmm)
-        self._index.refresh()
+        if cache.vmm is None:  # nobody else is looked at where it is known
+            self._index.refresh()
         cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
         return cache.vmm
 
