@@ -24,7 +24,8 @@ from kata_pin.options.quiet.decide import (
     wish,
 )
 from kata_pin.options.quiet.tuner import TunerOutcome
-from kata_pin.options.quiet.values import QuietClaim, QuietState, TunableKind
+from kata_pin.options.quiet.values import QuietClaim, QuietState
+from kata_pin.rights.broker.tunables import TunableKind
 
 log = logging.getLogger(__name__)
 

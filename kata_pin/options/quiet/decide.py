@@ -27,9 +27,9 @@ from kata_pin.options.quiet.values import (
     Spared,
     TakeOut,
     TunableKey,
-    TunableKind,
     TunableRecord,
 )
+from kata_pin.rights.broker.tunables import TunableKind
 
 # What a pod asks for by annotation, and what it gets: never more than the setting `quiet` (D17).
 #

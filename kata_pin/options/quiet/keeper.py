@@ -58,12 +58,12 @@ from kata_pin.options.quiet.values import (
     QuietClaim,
     QuietState,
     TunableKey,
-    TunableKind,
     TunableRecord,
     Tuned,
     Unknown,
 )
 from kata_pin.records.history import NodeEvents
+from kata_pin.rights.broker.tunables import TunableKind
 from kata_pin.service.options import Core, Running
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,6 @@ from kata_pin.options.quiet.values import (
     QuietClaim,
     QuietState,
     TunableKey,
-    TunableKind,
     TunableRecord,
     Unknown,
 )
@@ -54,6 +53,7 @@ from kata_pin.rights.broker.tunables import (
     CPU_MASK,
     OF_INTERRUPTS,
     TUNABLE_FILES,
+    TunableKind,
     TunableWrite,
     TunableWritten,
 )
@@ -229,7 +229,7 @@ def _value(kind: str, text: str) -> str | None:
     return None
 
 
-WORK_KINDS: Final = frozenset(map(TunableKind, TUNABLE_FILES.keys() - OF_INTERRUPTS))
+WORK_KINDS: Final = frozenset(TUNABLE_FILES) - OF_INTERRUPTS
 
 
 class KernelWork:

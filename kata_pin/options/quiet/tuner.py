@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from kata_pin.base.errors import ParseError
-from kata_pin.options.quiet.values import Goal, Observed, TunableKey, TunableKind, TunableRecord
+from kata_pin.options.quiet.values import Goal, Observed, TunableKey, TunableRecord
 from kata_pin.records.database import Database
+from kata_pin.rights.broker.tunables import TunableKind
 
 log = logging.getLogger(__name__)
 

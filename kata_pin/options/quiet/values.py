@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -11,6 +10,7 @@ from msgspec import Struct
 from kata_pin.base.counters import CpuSample
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.linux.interrupts import Interrupt
+from kata_pin.rights.broker.tunables import TunableKind
 
 Value = TypeVar("Value")
 
@@ -145,21 +145,6 @@ class Reading(Struct, frozen=True):
 
 
 # Tunables: values of the kernel or of a daemon that are changed for a while, and given back.
-
-
-class TunableKind(StrEnum):
-    """What is changed. Values are CPU lists, unless said otherwise."""
-
-    INTERRUPT = "interrupt"  # the mask of one; its name is the number
-    DEFAULT_MASK = "default-mask"  # of interrupts that are yet to be set up
-    IRQBALANCE = "irqbalance"  # the pCPUs it keeps clear; its name is the pid
-    WORKQUEUES = "workqueues"  # where unbound work of the kernel runs
-    WATCHDOG = "watchdog"  # the pCPUs that the lockup detectors watch
-    KERNEL_THREAD = "kernel-thread"  # an affinity; its name is `tid:start`
-    RPS = "rps"  # who handles packets of a queue, or `none`; its name is `device/queue`
-    XPS = "xps"  # the same of a queue that sends
-    IDLE_LIMIT = "idle-limit"  # microseconds, see Power.latency; its name is the pCPU
-    GOVERNOR = "governor"  # a word; its name is the frequency policy's number
 
 
 ENDING: Final = frozenset({TunableKind.KERNEL_THREAD, TunableKind.RPS, TunableKind.XPS})

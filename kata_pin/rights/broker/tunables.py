@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from errno import EACCES, EINVAL, EPERM, ESRCH
 from typing import Final, NamedTuple
 
@@ -33,15 +34,30 @@ CPU_LIST: Final = r"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,4096}"
 CPU_MASK: Final = r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,255}"
 _DEVICE: Final = r"[A-Za-z0-9_@-][A-Za-z0-9_.@-]{0,14}"
 _READ_BYTES: Final = 32 * 1024
-_KERNEL_THREAD: Final = "kernel-thread"
-OF_INTERRUPTS: Final = frozenset({"interrupt", "default-mask"})
-"""What `quiet: irq` has; `full` has all kinds."""
-
 _KTHREADD: Final = 2
 _PF_KTHREAD: Final = 0x0020_0000
 _PF_NO_SETAFFINITY: Final = 0x0400_0000
 
 _IRQBALANCE: Final = "/run/irqbalance"
+
+
+class TunableKind(StrEnum):
+    """What is changed. Values are CPU lists, unless said otherwise."""
+
+    INTERRUPT = "interrupt"  # the mask of one; its name is the number
+    DEFAULT_MASK = "default-mask"  # of interrupts that are yet to be set up
+    IRQBALANCE = "irqbalance"  # the pCPUs it keeps clear; its name is the pid
+    WORKQUEUES = "workqueues"  # where unbound work of the kernel runs
+    WATCHDOG = "watchdog"  # the pCPUs that the lockup detectors watch
+    KERNEL_THREAD = "kernel-thread"  # an affinity; its name is `tid:start`
+    RPS = "rps"  # who handles packets of a queue, or `none`; its name is `device/queue`
+    XPS = "xps"  # the same of a queue that sends
+    IDLE_LIMIT = "idle-limit"  # microseconds, or `n/a`; its name is the pCPU
+    GOVERNOR = "governor"  # a word; its name is the frequency policy's number
+
+
+OF_INTERRUPTS: Final = frozenset({TunableKind.INTERRUPT, TunableKind.DEFAULT_MASK})
+"""What `quiet: irq` has; `full` has all kinds."""
 
 
 class TunableFile(NamedTuple):
@@ -55,30 +71,32 @@ class TunableFile(NamedTuple):
     value: str
 
 
-TUNABLE_FILES: Final = {
-    "interrupt": TunableFile("/proc/irq/{}/smp_affinity_list", r"[0-9]{1,9}", CPU_LIST),
-    "default-mask": TunableFile("/proc/irq/default_smp_affinity", "", CPU_MASK),
-    "workqueues": TunableFile("/sys/devices/virtual/workqueue/cpumask", "", CPU_MASK),
-    "watchdog": TunableFile("/proc/sys/kernel/watchdog_cpumask", "", CPU_LIST),
-    "rps": TunableFile(
+TUNABLE_FILES: Final[Mapping[str, TunableFile]] = {
+    TunableKind.INTERRUPT: TunableFile("/proc/irq/{}/smp_affinity_list", r"[0-9]{1,9}", CPU_LIST),
+    TunableKind.DEFAULT_MASK: TunableFile("/proc/irq/default_smp_affinity", "", CPU_MASK),
+    TunableKind.WORKQUEUES: TunableFile("/sys/devices/virtual/workqueue/cpumask", "", CPU_MASK),
+    TunableKind.WATCHDOG: TunableFile("/proc/sys/kernel/watchdog_cpumask", "", CPU_LIST),
+    TunableKind.RPS: TunableFile(
         "/sys/class/net/{}/queues/{}/rps_cpus", f"{_DEVICE}/rx-[0-9]{{1,5}}", CPU_MASK
     ),
-    "xps": TunableFile(
+    TunableKind.XPS: TunableFile(
         "/sys/class/net/{}/queues/{}/xps_cpus", f"{_DEVICE}/tx-[0-9]{{1,5}}", CPU_MASK
     ),
-    "idle-limit": TunableFile(
+    TunableKind.IDLE_LIMIT: TunableFile(
         "/sys/devices/system/cpu/cpu{}/power/pm_qos_resume_latency_us",
         r"[0-9]{1,4}",
         r"n/a|[0-9]{1,9}",
     ),
-    "governor": TunableFile(
+    TunableKind.GOVERNOR: TunableFile(
         "/sys/devices/system/cpu/cpufreq/policy{}/scaling_governor",
         r"[0-9]{1,4}",
         r"[a-z][a-z0-9_]{0,14}",
     ),
-    _KERNEL_THREAD: TunableFile("/proc/{}/status", r"[1-9][0-9]{0,9}:[0-9]{1,20}", CPU_LIST),
+    TunableKind.KERNEL_THREAD: TunableFile(
+        "/proc/{}/status", r"[1-9][0-9]{0,9}:[0-9]{1,20}", CPU_LIST
+    ),
 }
-"""All that can be written, by kind."""
+"""All that can be written as files, by kind; irqbalance is asked over its socket."""
 
 
 class TunableWrite(NamedTuple):
@@ -159,7 +177,7 @@ def write_tunables(writes: Sequence[TunableWrite], root: str = "") -> list[Tunab
 def _written(one: TunableWrite, root: str) -> TunableWritten:
     if not _is_known(one):
         return TunableWritten(EINVAL)
-    if one.kind == _KERNEL_THREAD:
+    if one.kind == TunableKind.KERNEL_THREAD:
         return move_kernel_thread(one.name, one.value)
     return _write(root + TUNABLE_FILES[one.kind].path.format(*one.name.split("/")), one)
 

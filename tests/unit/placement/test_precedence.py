@@ -9,7 +9,7 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.placement import KubeletState
 from kata_pin.base.sandbox import Container, ReportedCpuset
 from kata_pin.base.values import ContainerState, CpusetSource
-from kata_pin.placement.masks import SOURCES, believed, is_stale, resolve_cpusets, why
+from kata_pin.placement.masks import LIVE, SOURCES, believed, is_stale, resolve_cpusets, why
 from tests.support import world
 from tests.support.world import cpus
 
@@ -201,5 +201,6 @@ def test_a_live_source_stands_above_the_checkpoint_and_the_union() -> None:
 
 
 def test_every_source_has_its_place() -> None:
-    """A new one needs its words, and its place in the order."""
+    """A new one needs its words and its place; one that reports updates is live."""
     assert set(SOURCES) == set(CpusetSource)
+    assert set(CpusetSource) - {*LIVE} == {KUBELET, CGROUP, BUNDLE}

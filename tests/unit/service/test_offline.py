@@ -16,10 +16,11 @@ from kata_pin.base.errors import DaemonError
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.options.caches import CacheGroupTable
 from kata_pin.options.quiet.tuner import Tunables
-from kata_pin.options.quiet.values import TunableKey, TunableKind, TunableRecord
+from kata_pin.options.quiet.values import TunableKey, TunableRecord
 from kata_pin.options.realtime import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.pins import Pins
+from kata_pin.rights.broker.tunables import TunableKind
 from kata_pin.service import offline
 from kata_pin.service.runtime_dir import boot_id, locked
 

@@ -24,8 +24,8 @@ from kata_pin.options.quiet.values import (
     QuietClaim,
     QuietState,
     TunableKey,
-    TunableKind,
 )
+from kata_pin.rights.broker.tunables import TunableKind
 
 FULL = QuietState(CpuSet({4, 5}), full=CpuSet({4, 5}))
 

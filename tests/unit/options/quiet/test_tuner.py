@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kata_pin.options.quiet.tuner import Tunables, Tuner, Written
-from kata_pin.options.quiet.values import Exactly, Observed, TunableKey, TunableKind, TunableRecord
+from kata_pin.options.quiet.values import Exactly, Observed, TunableKey, TunableRecord
 from kata_pin.records.database import Database
+from kata_pin.rights.broker.tunables import TunableKind
 
 KEY = TunableKey(TunableKind.GOVERNOR, "0")
 

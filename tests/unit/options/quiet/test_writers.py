@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.options.quiet.keeper import Writers, suspects
-from kata_pin.options.quiet.values import Crio, TunableKind, Tuned, Unknown
+from kata_pin.options.quiet.values import Crio, Tuned, Unknown
+from kata_pin.rights.broker.tunables import TunableKind
 
 EVERY = Writers((812,), Tuned(900, "cpu-partitioning", True), Crio(1000, ("/etc/crio/x.conf",)))
 IDLE = Writers((), Tuned(900, "balanced", False), Crio(1000, ()))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.options.quiet.values import TunableKind
 from kata_pin.rights.broker import libc, rows
 from kata_pin.rights.broker.rows import ROWS
-from kata_pin.rights.broker.tunables import TUNABLE_FILES
+from kata_pin.rights.broker.tunables import TUNABLE_FILES, TunableKind
 
 PAGE = Path(__file__).parents[4] / "docs" / "broker.md"
 
