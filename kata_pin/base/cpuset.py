@@ -207,20 +207,16 @@ def pcpus_are(cpus: CpuSet) -> str:
 # What the host's CPUs are: numbers, cores, packages, NUMA nodes, caches, and what is online.
 
 
-class Cpu(Struct, frozen=True):
-    """One pCPU. `core` is the lowest CPU number of its core (unique on the host, unlike sysfs).
+class CpuPlace(Struct, frozen=True):
+    """One online pCPU and its place in the topology."""
 
-    `llc` is the lowest CPU number that shares the last-level cache. `thread` counts the siblings
-    below this CPU in its core. `kind` is empty, or names the core type of a hybrid part.
-    """
-
-    cpu: int
-    node: int
-    package: int
-    llc: int
-    core: int
-    thread: int
-    kind: str = ""
+    cpu: int  #: the pCPU
+    node: int  #: NUMA node
+    package: int  #: package (socket)
+    llc: int  #: lowest pCPU that shares the last-level cache
+    core: int  #: lowest pCPU of the core
+    thread: int  #: index among the core's siblings
+    kind: str  #: core type of a hybrid CPU, else empty
 
     @property
     def order(self) -> tuple[int, int, int, int, int, int]:
@@ -235,7 +231,7 @@ class HostTopology(Struct, frozen=True, dict=True):
     `online` are the kernel's own lists. `isolated` is what no scheduler domain balances.
     """
 
-    cpus: tuple[Cpu, ...]
+    cpus: tuple[CpuPlace, ...]
     online: CpuSet
     present: CpuSet
     isolated: CpuSet = EMPTY
@@ -243,7 +239,7 @@ class HostTopology(Struct, frozen=True, dict=True):
     distances: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
-    def _by_number(self) -> dict[int, Cpu]:
+    def _by_number(self) -> dict[int, CpuPlace]:
         return {cpu.cpu: cpu for cpu in self.cpus}
 
     @cached_property
@@ -266,7 +262,7 @@ class HostTopology(Struct, frozen=True, dict=True):
         """Online CPUs of each core."""
         return _group(self.cpus, "core")
 
-    def get(self, cpu: int) -> Cpu | None:
+    def get(self, cpu: int) -> CpuPlace | None:
         """Return the CPU's place, None if it is offline or unknown."""
         return self._by_number.get(cpu)
 
@@ -291,7 +287,7 @@ class HostTopology(Struct, frozen=True, dict=True):
         )
 
 
-def _group(cpus: Iterable[Cpu], attribute: str) -> dict[int, CpuSet]:
+def _group(cpus: Iterable[CpuPlace], attribute: str) -> dict[int, CpuSet]:
     groups: dict[int, list[int]] = {}
     for cpu in cpus:
         groups.setdefault(getattr(cpu, attribute), []).append(cpu.cpu)

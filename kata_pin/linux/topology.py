@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, HostTopology
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_once, read_text
 
@@ -71,12 +71,12 @@ def read_topology(root: HostRoot) -> HostTopology:
     )
 
 
-def _cpu(root: HostRoot, cpu: int, up: CpuSet, node: int, kind: str) -> Cpu:
+def _cpu(root: HostRoot, cpu: int, up: CpuSet, node: int, kind: str) -> CpuPlace:
     base = f"devices/system/cpu/cpu{cpu}"
     core = _group(root, f"{base}/topology", ("core_cpus_list", "thread_siblings_list"), cpu, up)
     package = _number(root, f"{base}/topology/physical_package_id", 0)
     llc = _last_level_cache(root, base, cpu, up)
-    return Cpu(
+    return CpuPlace(
         cpu,
         node=node,
         package=max(package, 0),  # -1 where the firmware does not say (arm64, some VMs)

@@ -17,7 +17,7 @@ from kata_pin.base.cpuset import CpuSet, pcpus_are
 from kata_pin.base.documents.answers import HistoryDocument, Names, SandboxName
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.documents.pools import Allocation
-from kata_pin.base.documents.state import CpuPlace, KeptQuiet, Kubelet, Node, State
+from kata_pin.base.documents.state import KeptQuiet, Kubelet, Node, State
 from kata_pin.base.documents.state import Thread as ThreadRow
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.placement import Node as PlacementNode
@@ -115,10 +115,7 @@ def _node(known: placement.Node, mode: Mode) -> Node:
         present=str(topology.present),
         isolated=str(topology.isolated),
         nohz_full=str(topology.nohz_full),
-        cpus=tuple(
-            CpuPlace(cpu.cpu, cpu.node, cpu.package, cpu.llc, cpu.core, cpu.thread, cpu.kind)
-            for cpu in topology.cpus
-        ),
+        cpus=topology.cpus,
         kubelet=None if kubelet is None else Kubelet(kubelet.policy, str(kubelet.default)),
         thread_events=known.live_threads,
         mode=mode,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, union
+from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, union
 from kata_pin.base.errors import ConfigError
 from kata_pin.base.settings import ManagerPolicy
 from kata_pin.options.allocation.accumulator import Machine, Packing, take_distributed, take_packed
@@ -40,7 +40,7 @@ OPTIONS = st.sampled_from(
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[list[Cpu], CpuSet, int]:
+def requests(draw: st.DrawFn) -> tuple[list[CpuPlace], CpuSet, int]:
     """Draw a host, what is available on it (cores in part or as a whole), and a number of CPUs."""
     cpus = draw(SHAPES).cpus()
     by = draw(st.sampled_from(["cpu", "core", "llc"]))
@@ -54,7 +54,7 @@ def requests(draw: st.DrawFn) -> tuple[list[Cpu], CpuSet, int]:
 @settings(deadline=None, max_examples=300)
 @given(requests(), st.booleans(), st.booleans())
 def test_packed_is_the_rules(
-    request_: tuple[list[Cpu], CpuSet, int], spread: bool, by_llc: bool
+    request_: tuple[list[CpuPlace], CpuSet, int], spread: bool, by_llc: bool
 ) -> None:
     """The packed algorithm gives what a slow reading of its rules gives."""
     cpus, free, wanted = request_
@@ -66,7 +66,7 @@ def test_packed_is_the_rules(
 @settings(deadline=None)
 @given(requests(), st.sampled_from([1, 2, 4]), st.booleans())
 def test_distributed_is_the_best_of_all_splits(
-    request_: tuple[list[Cpu], CpuSet, int], group: int, whole: bool
+    request_: tuple[list[CpuPlace], CpuSet, int], group: int, whole: bool
 ) -> None:
     """The distributed algorithm finds what trying every combination finds."""
     cpus, free, wanted = request_
@@ -86,11 +86,11 @@ def test_distributed_is_the_best_on_uneven_nodes(
     nodes: list[tuple[int, int]], group: int, data: st.DataObject
 ) -> None:
     """The same on nodes of many sizes, unevenly used, where several give a remainder."""
-    cpus: list[Cpu] = []
+    cpus: list[CpuPlace] = []
     free: list[int] = []
     for node, (size, used) in enumerate(nodes):
         first = len(cpus)
-        cpus += [Cpu(first + n, node, 0, 0, first + n, 0) for n in range(size)]
+        cpus += [CpuPlace(first + n, node, 0, 0, first + n, 0, "") for n in range(size)]
         free += range(first + min(used, size), first + size)
     wanted = data.draw(st.integers(0, len(free) // group)) * group
     expected = Reference(cpus).distributed(set(free), wanted, group)
@@ -100,7 +100,7 @@ def test_distributed_is_the_best_on_uneven_nodes(
 
 @given(requests(), OPTIONS)
 def test_gives_as_many_as_wanted_of_what_is_free(
-    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions
+    request_: tuple[list[CpuPlace], CpuSet, int], options: StaticOptions
 ) -> None:
     """The result has the wanted size, is available, leaves the rest, and is the same each time."""
     cpus, free, wanted = request_
@@ -116,7 +116,7 @@ def test_gives_as_many_as_wanted_of_what_is_free(
 
 @given(requests(), OPTIONS, st.sampled_from(ManagerPolicy))
 def test_what_is_shown_of_a_choice_is_the_choice(
-    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, manager: ManagerPolicy
+    request_: tuple[list[CpuPlace], CpuSet, int], options: StaticOptions, manager: ManagerPolicy
 ) -> None:
     """The steps in which CPUs are taken make up what is chosen; a refusal takes nothing."""
     cpus, free, wanted = request_
@@ -131,7 +131,7 @@ def test_what_is_shown_of_a_choice_is_the_choice(
 
 @given(requests(), OPTIONS, st.integers(1, 9))
 def test_refuses_more_than_there_is(
-    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, more: int
+    request_: tuple[list[CpuPlace], CpuSet, int], options: StaticOptions, more: int
 ) -> None:
     """A request above what is available fails with the kind that says so."""
     cpus, free, _ = request_
@@ -142,7 +142,7 @@ def test_refuses_more_than_there_is(
 
 @given(requests(), OPTIONS, st.data())
 def test_offline_cpus_do_no_harm(
-    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, data: st.DataObject
+    request_: tuple[list[CpuPlace], CpuSet, int], options: StaticOptions, data: st.DataObject
 ) -> None:
     """On a ragged host, with CPUs offline, still nothing is given that is not available."""
     cpus, free, wanted = request_
@@ -157,7 +157,7 @@ def test_offline_cpus_do_no_harm(
 
 @given(requests(), OPTIONS, st.integers(0, 40), st.integers(1, 3))
 def test_only_the_order_of_ids_counts(
-    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, offset: int, step: int
+    request_: tuple[list[CpuPlace], CpuSet, int], options: StaticOptions, offset: int, step: int
 ) -> None:
     """New numbers in the same order, for CPUs and for every unit, give the same answer renamed."""
     cpus, free, wanted = request_

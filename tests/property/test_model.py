@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.base.cpuset import EMPTY, MAX_CPU, Cpu, CpuSet, HostTopology, union
+from kata_pin.base.cpuset import EMPTY, MAX_CPU, CpuPlace, CpuSet, HostTopology, union
 from kata_pin.base.errors import ParseError
 
 numbers = st.frozensets(
@@ -90,7 +90,8 @@ def topologies(draw: st.DrawFn) -> HostTopology:
     ids = draw(st.lists(st.integers(0, 300), min_size=1, max_size=24, unique=True))
     small = st.integers(0, 2)
     places = tuple(
-        Cpu(n, draw(small), draw(small), draw(small), draw(small), draw(small)) for n in ids
+        CpuPlace(n, draw(small), draw(small), draw(small), draw(small), draw(small), "")
+        for n in ids
     )
     offline = CpuSet(draw(st.frozensets(st.integers(0, 300), max_size=5))) - CpuSet(ids)
     return HostTopology(cpus=places, online=CpuSet(ids), present=CpuSet(ids) | offline)

@@ -10,15 +10,15 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import combinations
 
-from kata_pin.base.cpuset import Cpu
+from kata_pin.base.cpuset import CpuPlace
 
-Key = Callable[[Cpu], int]
+Key = Callable[[CpuPlace], int]
 
 
 class Reference:
     """The rules on one host."""
 
-    def __init__(self, cpus: Iterable[Cpu]) -> None:
+    def __init__(self, cpus: Iterable[CpuPlace]) -> None:
         self.all = list(cpus)
         self.nodes_on_top = len({c.package for c in self.all}) >= len({c.node for c in self.all})
 
@@ -203,21 +203,21 @@ def round3(value: float) -> float:
     return math.floor(value * 1000 + 0.5) / 1000
 
 
-def node(cpu: Cpu) -> int:
+def node(cpu: CpuPlace) -> int:
     """Return the CPU's node."""
     return cpu.node
 
 
-def package(cpu: Cpu) -> int:
+def package(cpu: CpuPlace) -> int:
     """Return the CPU's package."""
     return cpu.package
 
 
-def llc(cpu: Cpu) -> int:
+def llc(cpu: CpuPlace) -> int:
     """Return the CPU's cache."""
     return cpu.llc
 
 
-def core(cpu: Cpu) -> int:
+def core(cpu: CpuPlace) -> int:
     """Return the CPU's core."""
     return cpu.core

@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, PodRequest, Qos
-from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, HostTopology
 from kata_pin.base.settings import AllocSettings, ManagerPolicy
 from kata_pin.base.values import CpuClass, RefusalKind
 from kata_pin.options.allocation.accumulator import Machine
@@ -51,12 +51,12 @@ def expect(what: str, expected: object, got: object) -> None:
 def host_topology(cpus: Iterable[Mapping[str, int]]) -> HostTopology:
     """Make the project's topology of an oracle's list of CPUs."""
     threads: dict[int, int] = {}
-    known: list[Cpu] = []
+    known: list[CpuPlace] = []
     for cpu in sorted(cpus, key=lambda one: one["cpu"]):
         thread = threads.get(cpu["core"], 0)
         threads[cpu["core"]] = thread + 1
         known.append(
-            Cpu(cpu["cpu"], cpu["numa"], cpu["socket"], cpu["uncore"], cpu["core"], thread)
+            CpuPlace(cpu["cpu"], cpu["numa"], cpu["socket"], cpu["uncore"], cpu["core"], thread, "")
         )
     everything = CpuSet(one.cpu for one in known)
     return HostTopology(cpus=tuple(known), online=everything, present=everything)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kata_pin.base.cpuset import Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import CpuPlace, CpuSet, HostTopology
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Shape:
     threads_apart: bool = True
     """Number the threads of a core far apart (0 and 4 of 8), as most x86 hosts do."""
 
-    def cpus(self) -> list[Cpu]:
+    def cpus(self) -> list[CpuPlace]:
         """Return the host's CPUs in order of their numbers."""
         lowers = self.uppers * self.lowers
         llcs = lowers * self.llcs
@@ -43,13 +43,13 @@ class Shape:
             first = numbers(core, 0)
             shared = numbers(llc * self.cores, 0)
             made += [
-                Cpu(numbers(core, thread), node, package, shared, first, thread)
+                CpuPlace(numbers(core, thread), node, package, shared, first, thread, "")
                 for thread in range(self.threads)
             ]
         return sorted(made, key=lambda cpu: cpu.cpu)
 
 
-def host(cpus: list[Cpu]) -> HostTopology:
+def host(cpus: list[CpuPlace]) -> HostTopology:
     """Return the topology of these CPUs, all online."""
     everything = CpuSet(cpu.cpu for cpu in cpus)
     return HostTopology(cpus=tuple(cpus), online=everything, present=everything)
@@ -63,8 +63,10 @@ def server(nodes_per_package: int = 1) -> HostTopology:
 
 def hybrid() -> HostTopology:
     """Return 8 cores of 2 threads and 8 of 1: 24 CPUs, 16 cores, as desktop parts have them."""
-    big = [Cpu(number, 0, 0, 0, number - number % 2, number % 2, "big") for number in range(16)]
-    small = [Cpu(number, 0, 0, 0, number, 0, "small") for number in range(16, 24)]
+    big = [
+        CpuPlace(number, 0, 0, 0, number - number % 2, number % 2, "big") for number in range(16)
+    ]
+    small = [CpuPlace(number, 0, 0, 0, number, 0, "small") for number in range(16, 24)]
     return host(big + small)
 
 

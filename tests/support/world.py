@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import CpuPlace, CpuSet, HostTopology
 from kata_pin.base.placement import KubeletState, Node, Placement
 from kata_pin.base.sandbox import (
     Container,
@@ -41,7 +41,9 @@ def repinned(task: Task, affinity: CpuSet) -> Task:
 
 def flat(count: int) -> HostTopology:
     """Return a host of `count` single-thread cores on one node."""
-    cpus = tuple(Cpu(n, node=0, package=0, llc=0, core=n, thread=0) for n in range(count))
+    cpus = tuple(
+        CpuPlace(n, node=0, package=0, llc=0, core=n, thread=0, kind="") for n in range(count)
+    )
     every = CpuSet(range(count))
     return HostTopology(cpus=cpus, online=every, present=every)
 
@@ -53,13 +55,14 @@ def smt_host(cores: int = 8, nodes: int = 2) -> HostTopology:
     """
     per_node = cores // nodes
     every = tuple(
-        Cpu(
+        CpuPlace(
             number,
             node=number % cores // per_node,
             package=number % cores // per_node,
             llc=number % cores // per_node * per_node,
             core=number % cores,
             thread=number // cores,
+            kind="",
         )
         for number in range(2 * cores)
     )

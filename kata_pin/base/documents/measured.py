@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kata_pin.base.cpuset import CpuPlace
 from kata_pin.base.documents.document import Cpus, Daemon, Document, Note
 from kata_pin.base.documents.state import Memory
 from kata_pin.base.values import (
@@ -128,16 +129,9 @@ class TopDocument(Document, frozen=True, kw_only=True):
 # The who document: every thread of the host that may run on some pCPUs.
 
 
-class Place(Struct, frozen=True):
+class Place(CpuPlace, frozen=True):
     """The pCPU's place in the topology."""
 
-    cpu: int  #: the pCPU
-    node: int  #: NUMA node
-    package: int  #: package (socket)
-    llc: int  #: lowest pCPU that shares the last-level cache
-    core: int  #: lowest pCPU of the core
-    thread: int  #: index among the core's siblings
-    kind: str  #: core type of a hybrid CPU, else empty
     siblings: Cpus  #: all pCPUs of the core
     marks: tuple[str, ...]  #: core type, `isolated`, `nohz_full`
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kata_pin.base.cpuset import CpuPlace
 from kata_pin.base.documents.document import Cpus, Daemon, Document, Note
 from kata_pin.base.documents.pools import Allocation
 from kata_pin.base.values import (
@@ -402,18 +403,6 @@ class Sandbox(Struct, frozen=True):
 
 
 # The state document: the node with its pCPUs, its sandboxes and the allocator.
-
-
-class CpuPlace(Struct, frozen=True):
-    """One online pCPU and its place in the topology."""
-
-    cpu: int  #: the pCPU
-    node: int  #: NUMA node
-    package: int  #: package (socket)
-    llc: int  #: lowest pCPU that shares the last-level cache
-    core: int  #: lowest pCPU of the core
-    thread: int  #: index among the core's siblings
-    kind: str  #: core type of a hybrid CPU, else empty
 
 
 class Kubelet(Struct, frozen=True):

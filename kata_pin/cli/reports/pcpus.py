@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 
-from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.documents.state import CpuPlace, Sandbox, State, Thread
+from kata_pin.base.cpuset import CpuPlace, CpuSet
+from kata_pin.base.documents.state import Sandbox, State, Thread
 
 
 class Pcpu(Struct):

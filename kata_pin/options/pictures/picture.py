@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuPlace, CpuSet, union
 from kata_pin.base.documents.check import Finding
-from kata_pin.base.documents.state import CpuPlace, State
+from kata_pin.base.documents.state import State
 from kata_pin.base.values import count
 from kata_pin.cli.render import cpus as claims
 from kata_pin.cli.render import phrases

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, HostTopology
 from tests.support.world import cpus, smt_host, without
 
 
 def test_order_is_node_package_llc_core_thread() -> None:
     """Each level counts before the next, and before the CPU number."""
     levels = [
-        Cpu(9, node=0, package=0, llc=0, core=0, thread=0),
-        Cpu(8, node=0, package=0, llc=0, core=0, thread=1),
-        Cpu(7, node=0, package=0, llc=0, core=5, thread=0),
-        Cpu(6, node=0, package=0, llc=4, core=1, thread=0),
-        Cpu(5, node=0, package=1, llc=0, core=0, thread=0),
-        Cpu(4, node=1, package=0, llc=0, core=0, thread=0),
+        CpuPlace(9, node=0, package=0, llc=0, core=0, thread=0, kind=""),
+        CpuPlace(8, node=0, package=0, llc=0, core=0, thread=1, kind=""),
+        CpuPlace(7, node=0, package=0, llc=0, core=5, thread=0, kind=""),
+        CpuPlace(6, node=0, package=0, llc=4, core=1, thread=0, kind=""),
+        CpuPlace(5, node=0, package=1, llc=0, core=0, thread=0, kind=""),
+        CpuPlace(4, node=1, package=0, llc=0, core=0, thread=0, kind=""),
     ]
     online = CpuSet(range(4, 10))
     host = HostTopology(cpus=tuple(reversed(levels)), online=online, present=online)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kata_pin.base.counters import SeenTask
-from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuPlace, CpuSet
 from kata_pin.base.documents.answers import (
     Applied,
     BindDocument,
@@ -28,7 +28,6 @@ from kata_pin.base.documents.measured import (
 from kata_pin.base.documents.pools import Grant, Push
 from kata_pin.base.documents.state import (
     Container,
-    CpuPlace,
     CpusetReport,
     DoctorDocument,
     Guest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
+from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, HostTopology
 from kata_pin.options.allocation.accumulator import (
     CORE,
     LLC,
@@ -39,7 +39,7 @@ def test_whole_cores_of_a_hybrid_host() -> None:
 
 def test_package_smaller_than_the_average() -> None:
     """A whole package of another size counts as free by its true size only."""
-    cpus = [Cpu(n, node=0, package=n // 4, llc=0, core=n, thread=0) for n in range(6)]
+    cpus = [CpuPlace(n, node=0, package=n // 4, llc=0, core=n, thread=0, kind="") for n in range(6)]
     machine = Machine.of(host(cpus))
     assert Accumulator(machine, machine.bits, 6).free(PACKAGE) == []
     assert Accumulator(machine, machine.bits, 6, true_sizes=True).free(PACKAGE) == [1, 0]
@@ -47,7 +47,7 @@ def test_package_smaller_than_the_average() -> None:
 
 def test_units_across_two_outer_units_are_listed_once() -> None:
     """A cache shared by two nodes stands once in the order, at its first place."""
-    cpus = [Cpu(n, node=n // 2, package=0, llc=0, core=n, thread=0) for n in range(4)]
+    cpus = [CpuPlace(n, node=n // 2, package=0, llc=0, core=n, thread=0, kind="") for n in range(4)]
     machine = Machine.of(host(cpus))
     accumulator = Accumulator(machine, machine.bits, 3)
     assert accumulator.units(LLC) == [0]

@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 from rich.style import Style
 
-from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuPlace, CpuSet
 from kata_pin.base.documents.check import Finding, Foreign, Measurement
 from kata_pin.base.documents.pools import Holder
-from kata_pin.base.documents.state import CpuPlace, Sandbox, State
+from kata_pin.base.documents.state import Sandbox, State
 from kata_pin.base.values import HolderSource
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports.findings import Looked

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.documents.state import CpuPlace, State
+from kata_pin.base.documents.state import State
 from kata_pin.cli.render.layout import Output
 from kata_pin.linux.topology import read_topology
 from kata_pin.options.pictures import svg
@@ -20,11 +20,7 @@ from tests.unit.options.pictures.test_drawing import check_boxes, on, titles
 def host(name: str, folder: Path) -> State:
     """Return an idle node with one of the recorded topologies."""
     found = read_topology(grow(folder, listing(name)))
-    cpus = tuple(
-        CpuPlace(one.cpu, one.node, one.package, one.llc, one.core, one.thread, one.kind)
-        for one in found.cpus
-    )
-    return on(cpus, online=str(found.online), present=str(found.present))
+    return on(found.cpus, online=str(found.online), present=str(found.present))
 
 
 @pytest.mark.parametrize("name", sorted(one.stem for one in SYSFS.glob("*.tree")))
