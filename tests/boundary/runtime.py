@@ -98,10 +98,11 @@ class ContainerRuntime:
         self._apply(answer.update)
         return self.cpus[container_id]
 
-    def there(self, pod: str, limit: int, cpus: str) -> None:
+    def there(self, pod: str, limit: int, cpus: str, **fields: Any) -> None:
         """Have a running container that a plugin hears of when it connects."""
         container_id = f"c-{pod}"
-        self.containers[container_id] = self._made(pod, container_id, limit, cpus, state=RUNNING)
+        made = self._made(pod, container_id, limit, cpus, state=RUNNING, **fields)
+        self.containers[container_id] = made
         self.cpus[container_id] = cpus
 
     async def created(self, container_id: str, cpus: str | None = None) -> None:
@@ -127,17 +128,15 @@ class ContainerRuntime:
 
     async def resize(self, container_id: str, limit: int) -> None:
         """Give a running container another limit, as an in-place resize does."""
-        container = self.containers[container_id]
         size = pb.LinuxCPU(**self._size(limit))
-        message = pb.UpdateContainerRequest(
-            pod=self.pods[container.pod_sandbox_id],
-            container=self._now(container_id),
-            linux_resources=pb.LinuxResources(cpu=size),
-        )
-        answer = pb.UpdateResponse.FromString(await self._call("UpdateContainer", message))
-        container.linux.resources.cpu.MergeFrom(size)
-        self._apply(answer.update)
+        self._apply(await self._updated(container_id, size))
+        self.containers[container_id].linux.resources.cpu.MergeFrom(size)
         await self.tell("PostUpdateContainer", container_id)
+
+    async def update(self, container_id: str, cpus: str) -> dict[str, str]:
+        """Tell that somebody gives a container a cpuset; return what the answer gives to whom."""
+        answer = await self._updated(container_id, pb.LinuxCPU(cpus=cpus))
+        return {one.container_id: one.linux.resources.cpu.cpus for one in answer}
 
     async def stop(self, container_id: str) -> None:
         """Stop a container."""
@@ -198,6 +197,7 @@ class ContainerRuntime:
         linux = pb.LinuxContainer(
             resources=pb.LinuxResources(cpu=cpu),
             cgroups_path=f"/kubepods/pod{pod}/{container_id}",
+            devices=fields.pop("devices", ()),
         )
         app = fields.pop("app", "app")
         known = {"id": container_id, "pod_sandbox_id": pod, "name": app, "linux": linux}
@@ -235,6 +235,14 @@ class ContainerRuntime:
         if response.code:
             raise Refused(response.message)
         return response.payload
+
+    async def _updated(self, container_id: str, cpu: pb.LinuxCPU) -> Any:
+        message = pb.UpdateContainerRequest(
+            pod=self.pods[self.containers[container_id].pod_sandbox_id],
+            container=self._now(container_id),
+            linux_resources=pb.LinuxResources(cpu=cpu),
+        )
+        return pb.UpdateResponse.FromString(await self._call("UpdateContainer", message)).update
 
     def _apply(self, updates: Any) -> None:
         for one in updates:

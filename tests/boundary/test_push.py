@@ -221,6 +221,76 @@ async def test_a_container_that_cri_does_not_know(node: Node, server: CriServer)
         assert (push["failures"], push["problem"]) == ([], "")
 
 
+# ---- events while an update is on its way ---------------------------------------------------
+
+
+async def _pending(node: Node) -> set[str]:
+    grants = (await _allocation(node))["grants"]
+    return {one["id"] for one in grants if one["pending"] is not None}
+
+
+async def test_our_own_update_comes_back_as_an_event(runtime: ContainerRuntime, node: Node) -> None:
+    """Nothing is noted before it is made, and nothing goes along."""
+    await _run_two(runtime)
+    _order(node, db="exclusive")
+    _, name, cpus = await runtime.peer.update()
+    both = {"c-web", "c-db"}
+    assert await runtime.update(name, cpus) == {}
+    assert await _pending(node) == both
+    runtime.cpus[name] = cpus
+    await runtime.tell("PostUpdateContainer", name)
+    assert await _pending(node) == both - {name}
+
+
+async def test_somebody_elses_update_while_ours_is_on_its_way(
+    runtime: ContainerRuntime, node: Node
+) -> None:
+    """It is taken as any other; what is being sent is in no answer."""
+    await _run_two(runtime)
+    _order(node, db="exclusive")
+    _, name, _ = await runtime.peer.update()
+    assert {name, *await runtime.update(name, ALL)} == {"c-web", "c-db"}
+    assert await _pending(node) == {name}
+
+
+async def test_our_own_update_that_is_out_of_date(runtime: ContainerRuntime, node: Node) -> None:
+    """What was decided after it was sent takes its place, for that container; it is sent again."""
+    await _run_two(runtime)
+    await runtime.run(runtime.pod("log", kata=False), 2)
+    _order(node, db="exclusive")
+    stream, name, old = await runtime.peer.update()
+    while name != "c-web":
+        runtime.cpus[name] = old
+        runtime.peer.reply(stream, b"")
+        stream, name, old = await runtime.peer.update()
+    _order(node, db="exclusive", log="exclusive")
+    pools: dict[str, str] = {}
+
+    def two_own(shown: dict[str, Any]) -> bool:
+        pools.update(shown["pools"])
+        return len(cpu_numbers(pools["exclusive"])) == 4
+
+    await _wait(node, "two owners", two_own)
+    assert await runtime.update("c-web", old) == {"c-web": pools["shared"]}
+    runtime.cpus["c-web"] = pools["shared"]
+    await runtime.tell("PostUpdateContainer", "c-web")
+    runtime.peer.reply(stream, b"")
+    while (await runtime.take_push())[0] != "c-web":
+        pass
+    assert runtime.cpus["c-web"] == pools["shared"]
+
+
+async def test_what_no_answer_took_along(runtime: ContainerRuntime) -> None:
+    """A container that has no cpuset after its creation is sent one: that event has no answer."""
+    pod = runtime.pod("db", "exclusive", kata=False)
+    own = await runtime.create(pod, 2)
+    await runtime.stop("c-db")
+    assert await runtime.create(pod, 2, "c-db-2") == ""
+    assert await runtime.peer.quiet(0.1)
+    await runtime.created("c-db-2")
+    await runtime.take_pushes(c_db_2=own)
+
+
 # ---- switching it off -----------------------------------------------------------------------
 
 

@@ -21,13 +21,14 @@ TOKEN = "a.b.c"
 
 
 class Kubelet(ThreadingHTTPServer):
-    """The server; `pods` are the annotations by uid."""
+    """The server; `pods` are the annotations by uid, `specs` what else is specified of some."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.pods: dict[str, dict[str, str]] = {"u1": {}}
+        self.specs: dict[str, object] = {}
 
     def url(self, path: str = "/pods", scheme: str = "http") -> str:
         """Return the address of a path."""
@@ -36,7 +37,10 @@ class Kubelet(ThreadingHTTPServer):
     def document(self) -> bytes:
         """Return the list."""
         items = [
-            {"metadata": {"uid": uid, "annotations": annotations}}
+            {
+                "metadata": {"uid": uid, "annotations": annotations},
+                "spec": self.specs.get(uid, {}),
+            }
             for uid, annotations in self.pods.items()
         ]
         return json.dumps({"kind": "PodList", "items": items}).encode()

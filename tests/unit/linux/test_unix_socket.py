@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -78,3 +79,43 @@ async def test_what_a_client_left_behind_is_not_kept(tmp_path: Path) -> None:
                 await Answer.freed.wait()
     finally:
         gc.enable()
+
+
+async def test_an_error_ends_one_client(tmp_path: Path) -> None:
+    """Whatever it is; the next one is served."""
+    errors = [ValueError("broken")]
+
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if errors:
+            raise errors.pop()
+        writer.write(b"yes")
+
+    path = str(tmp_path / "s")
+    async with Clients("client", 1, talk, limit=64).served(listen(path, backlog=1), path):
+        for answer in (b"", b"yes"):
+            reader, writer = await asyncio.open_unix_connection(path)
+            async with asyncio.timeout(10):
+                assert await reader.read() == answer
+            writer.close()
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_an_end_while_it_starts(tmp_path: Path, turns: int) -> None:
+    """However early it is cancelled, no socket stays behind."""
+    path = str(tmp_path / "s")
+
+    async def talk(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        """Say nothing."""
+
+    async def serve() -> None:
+        async with Clients("client", 1, talk, limit=64).served(listen(path, backlog=1), path):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(serve())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []
