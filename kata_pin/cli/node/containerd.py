@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from kata_pin.base.errors import HostError, KataPinError, ParseError, reason_of
 from kata_pin.cli.node.files import CLASS_DROP_IN, DROP_IN, HOOK_PATH, SPECS, NodeFile
-from kata_pin.linux.files import HostRoot, read_text
+from kata_pin.linux.files import HOST, read_text
 from kata_pin.linux.process import read_process
 from kata_pin.peers import containerd as wire
 
@@ -215,9 +215,9 @@ def importer(path: str, read: Callable[[str], bytes], root: str = "/") -> str:
     return ""
 
 
-def places(read: Callable[[str], bytes], root: str = "/") -> Iterator[str]:
+def places(read: Callable[[str], bytes]) -> Iterator[str]:
     """Yield the files of containerd's configuration, and folders in which others may have been."""
-    for file, text in _loaded(read, [CONFIG, *_files(f"{FOLDER}/*.toml", root)], root):
+    for file, text in _loaded(read, [CONFIG, *_files(f"{FOLDER}/*.toml", "/")]):
         yield file
         with contextlib.suppress(ParseError):
             yield from (os.path.dirname(_beside(file, one)) for one in wire.parse_imports(text))
@@ -249,14 +249,14 @@ def changed_at(paths: Iterable[str]) -> float:
     return latest
 
 
-def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B008 - frozen
+def running_since(when: float) -> bool:
     """Whether a containerd of this root file system started before a Unix time."""
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
     age = time.time() - when
     ours = os.stat("/")
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, KataPinError):
-            process = read_process(proc, int(name))
+            process = read_process(HOST, int(name))
             if process.comm != "containerd":
                 continue
             if not os.path.samestat(os.stat(f"/proc/{name}/root"), ours):

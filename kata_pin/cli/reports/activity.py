@@ -14,17 +14,17 @@ from kata_pin.base.documents.state import Cache, Network, Sandbox, State, Thread
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.base.sandbox import ProcessKey, ThreadKey
 from kata_pin.linux.counters import TaskSampler
-from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.files import HOST
 from kata_pin.linux.process import is_alive
 
 # Read by the command line where one sandbox is looked at, from files that anybody may read.
 
 
-def with_activity(state: State, root: HostRoot = HOST) -> State:
+def with_activity(state: State) -> State:
     """Return the state with these figures of the threads of its only sandbox."""
     (sandbox,) = state.sandboxes
     keys = {one.tid: ThreadKey(one.tgid, one.tid, one.starttime) for one in sandbox.threads}
-    with closing(TaskSampler(root, room=0)) as sampler:
+    with closing(TaskSampler(HOST, room=0)) as sampler:
         found = sampler.sample(keys.values(), set(keys.values()))
 
     def filled(thread: Thread) -> Thread:
@@ -40,17 +40,17 @@ def with_activity(state: State, root: HostRoot = HOST) -> State:
         )
 
     threads = tuple(map(filled, sandbox.threads))
-    cache = _used(sandbox.cache, root) if sandbox.cache else None
+    cache = _used(sandbox.cache) if sandbox.cache else None
     return replace(state, sandboxes=(replace(sandbox, threads=threads, cache=cache),))
 
 
-def _used(cache: Cache, root: HostRoot) -> Cache:
+def _used(cache: Cache) -> Cache:
     """Return what is known of a sandbox's caches with what it uses."""
     if not cache.group:
         return cache
     from kata_pin.linux.resctrl import cache_use  # only the option makes groups
 
-    use = cache_use(root, cache.group)
+    use = cache_use(HOST, cache.group)
     if use is None:
         return cache
     return replace(

@@ -112,9 +112,6 @@ MOST_PRIORITY: Final = 49
 _REALTIME: Final = frozenset({os.SCHED_FIFO, os.SCHED_RR})
 ORDINARY: Final = frozenset({os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE})
 
-SetClass = Callable[[int, int, os.sched_param], None]
-Affinity = Callable[[int], Sequence[int] | set[int]]
-
 
 def set_classes(
     changes: Sequence[AffinityChange],
@@ -123,8 +120,6 @@ def set_classes(
     proc: str = "/proc",
     *,
     vcpus: Sequence[str] = (),
-    set_one: SetClass = os.sched_setscheduler,
-    affinity: Affinity = os.sched_getaffinity,
 ) -> list[Changed]:
     """Give threads a class; OSError for one that may not be given, else one errno per thread.
 
@@ -139,11 +134,12 @@ def set_classes(
 
     def give(tid: int, _: object) -> None:
         if not realtime:
-            set_one(tid, policy, os.sched_param(0))
+            os.sched_setscheduler(tid, policy, os.sched_param(0))
             return
-        if not _is_named(f"{proc}/{tgids[tid]}/task/{tid}/comm", vcpus) or len(affinity(tid)) != 1:
+        is_vcpu = _is_named(f"{proc}/{tgids[tid]}/task/{tid}/comm", vcpus)
+        if not is_vcpu or len(os.sched_getaffinity(tid)) != 1:
             raise OSError(EACCES, "no vCPU with a CPU of its own")
-        set_one(tid, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        os.sched_setscheduler(tid, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
 
     return change_threads(changes, proc, give, lambda _: ())
 

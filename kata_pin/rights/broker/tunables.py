@@ -244,7 +244,7 @@ def _check_kernel_thread(fd: int, start: str) -> None:
         raise PermissionError(EPERM, "not a kernel thread that may be moved")
 
 
-def ask_irqbalance(pid: int, banned: str | None, folder: str = _IRQBALANCE) -> socket.socket:
+def ask_irqbalance(pid: int, banned: str | None) -> socket.socket:
     """Return a connection to irqbalance over which one request was sent; raises OSError.
 
     `banned` is the list of CPUs that it should keep clear, an empty one for those that its own
@@ -258,13 +258,13 @@ def ask_irqbalance(pid: int, banned: str | None, folder: str = _IRQBALANCE) -> s
         request = b"settings cpus " + (banned.encode("ascii") or b"NULL")
     else:
         raise ValueError("no list of CPUs")
-    status = os.stat(folder, follow_symlinks=False)
+    status = os.stat(_IRQBALANCE, follow_symlinks=False)
     if status.st_uid or status.st_mode & 0o022:
         raise OSError(EACCES, "its folder is not root's alone")
     kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     end = socket.socket(socket.AF_UNIX, kind)
     try:
-        end.connect(f"{folder}/irqbalance{pid}.sock")
+        end.connect(f"{_IRQBALANCE}/irqbalance{pid}.sock")
         credentials = struct.pack("=iII", os.getpid(), 0, os.getgid())
         end.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, credentials)])
     except BaseException:
