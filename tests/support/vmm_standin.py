@@ -48,8 +48,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Spec:
     """A VMM: `program` is its file, `threads` the names of all threads but the first.
 
-    `kvm_ids` are KVM's vCPU ids by thread name. `jail` is the folder that its jailer makes its root
-    (then `program` is copied there); `daemonized`: the jailer leaves it to init and a pid file.
+    `maker` is the one that makes the VM, empty for the first; `kvm_ids` are KVM's vCPU ids by name.
+    `jail` is the folder that its jailer makes its root (then `program` is copied there);
+    `daemonized`: the jailer leaves it to init and a pid file.
     A hostile one has so many other `descriptors`, below those of its vCPUs, and with `respawns` a
     busy thread that ends and starts anew all the time; `nice` is its scheduling priority.
     """
