@@ -8,17 +8,16 @@ The kernel does not show which vhost descriptor a worker belongs to, nor which q
 descriptor's backend. Workers in the order of their creation are paired with vhost descriptors by
 number, and these with queues by number; that is inferred unless only one answer is possible.
 
-pyroute2 takes 0.1 s and 20 MiB to import, so it and asyncio are imported by the call (D27).
+pyroute2 takes 0.1 s and 20 MiB to import, so it, and what only it needs, is imported by the call
+(D27): `kata-pin show` of a sandbox without an interface asks for its descriptors only.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import struct
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
@@ -79,6 +78,8 @@ def interfaces(root: HostRoot, pid: int) -> tuple[Interface, ...]:
     Blocks for at most TIMEOUT_S. Raises TaskGone, and HostError without CAP_SYS_ADMIN and
     CAP_SYS_PTRACE.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - see above
+
     descriptors = read_descriptors(root, pid)
     with ThreadPoolExecutor(1, "netns") as thread:  # its exit waits for the thread's end
         links = thread.submit(_links, root, pid).result()
@@ -218,7 +219,8 @@ def _is_shared(root: HostRoot, pid: int) -> bool:
 
 def _links(root: HostRoot, pid: int) -> list[NetLink]:
     """Enter the namespace for the rest of this thread's life, and list its links."""
-    import asyncio  # noqa: PLC0415 - see above
+    import asyncio  # noqa: PLC0415
+    import ctypes  # noqa: PLC0415
 
     from pyroute2 import netns  # noqa: PLC0415
     from pyroute2.netlink.exceptions import NetlinkDecodeError, NetlinkError  # noqa: PLC0415

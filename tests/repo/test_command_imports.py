@@ -73,11 +73,12 @@ def test_show_imports_what_it_shows(arguments: list[str], serve: Serve) -> None:
 
 def test_one_sandbox_is_shown_without_an_event_loop(serve: Serve) -> None:
     """The command itself reads what threads did; only a tap or a vhost worker takes more."""
-    config = serve({"state": lambda _: docs.state(docs.lost())})
-    found = imported(["--config", str(config), "show", "f00d"])
-    assert "kata_pin.linux.files" in found
-    unwanted = {"asyncio", "ssl", "rich", "yaml", "pyroute2", "kata_pin.base.config", *DAEMON}
-    assert among(found, unwanted) == set()
+    sandbox = docs.sandbox("shop/cart", "1", vmm=docs.vmm(pid=os.getpid()))
+    config = serve({"state": lambda _: docs.state(sandbox)})
+    found = imported(["--config", str(config), "show", "cart"])
+    assert "kata_pin.linux.network" in found
+    unwanted = {"asyncio", "concurrent", "ctypes", "logging", "ssl", "rich", "yaml", "pyroute2"}
+    assert among(found, {*unwanted, "kata_pin.base.config", *DAEMON}) == set()
 
 
 def test_help_imports_no_click() -> None:
