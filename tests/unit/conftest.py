@@ -176,9 +176,10 @@ class Doctor(Commands):
         return self.document(*arguments, **settings).rows
 
     def document(self, *arguments: str, **settings: Any) -> DoctorDocument:
-        """Return the document, whose word `ok` is the exit status's."""
+        """Return the document; a row that fails is told by its `ok` and the exit status."""
         status, out = self.run("doctor", "--json", *arguments, **settings)
         found = msgspec.json.decode(out, type=DoctorDocument)
+        assert found.ok == all(row.status != "fail" for row in found.rows)
         assert status == (0 if found.ok else 1)
         return found
 
