@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from errno import EACCES, EBUSY, EFAULT, EINVAL, ENOENT, ENOMEM, EPERM, ESRCH, ESTALE
+from errno import EACCES, ENOMEM, ESTALE
 
 import pytest
 
@@ -58,43 +58,11 @@ def test_far_pages_move_and_near_ones_stay() -> None:
     assert vmm.moves == calls, "nothing is called for nothing"
 
 
-@pytest.mark.parametrize("errno", [EBUSY, EFAULT, EACCES, ENOENT])
-def test_pages_that_are_refused(errno: int) -> None:
-    """One page's errno is counted, the others move."""
-    vmm = NumaVmm(10, 1)
-    vmm.refusals = {vmm.address(one): errno for one in (2, 5)}
-    assert move_window(window(vmm), vmm.call) == PagesMoved(10, 8, 2, errno)
-
-
-def test_a_pinned_page_has_no_errno_of_its_own() -> None:
-    """It ends the call; what moved until then counts, and the rest is counted as busy."""
-    vmm = NumaVmm(10, 1)
-    vmm.pinned = {vmm.address(4)}
-    assert move_window(window(vmm), vmm.call) == PagesMoved(10, 9, 1, EBUSY)
-
-
-def test_shared_memory_needs_the_other_flag() -> None:
-    """MPOL_MF_MOVE refuses what others map too."""
-    vmm = NumaVmm(6, 1)
-    vmm.shared = True
-    assert move_window(window(vmm, shared=False), vmm.call) == PagesMoved(6, 0, 6, EACCES)
-    assert move_window(window(vmm), vmm.call) == PagesMoved(6, 6)
-
-
 def test_a_node_without_memory() -> None:
     """What fitted has moved; ENOMEM is the reason for the rest."""
     vmm = NumaVmm(10, 1)
     vmm.room = {0: 4}
     assert move_window(window(vmm), vmm.call) == PagesMoved(10, 4, 6, ENOMEM)
-
-
-@pytest.mark.parametrize("errno", [EPERM, ESRCH, EINVAL])
-def test_a_call_that_is_refused(errno: int) -> None:
-    """That is an error of the window, not of its pages."""
-    vmm = NumaVmm(4, 1)
-    vmm.error = errno
-    with pytest.raises(OSError, match=rf"\[Errno {errno}\]"):
-        move_window(window(vmm), vmm.call)
 
 
 def test_transparent_huge_pages_take_two_calls() -> None:
@@ -103,13 +71,6 @@ def test_transparent_huge_pages_take_two_calls() -> None:
     vmm.transparent = True
     assert move_window(window(vmm), vmm.call) == PagesMoved(3 * PER_HUGE, 3 * PER_HUGE)
     assert vmm.moves == 1
-
-
-def test_huge_pages_of_hugetlbfs() -> None:
-    """One address each."""
-    vmm = NumaVmm(6, 1, size=HUGE)
-    assert move_window(window(vmm, most=4), vmm.call) == PagesMoved(4, 4)
-    assert vmm.on(1) == 2
 
 
 @pytest.mark.parametrize("starts", [(6,), (5, 6)], ids=["before", "while they moved"])
