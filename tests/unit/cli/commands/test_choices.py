@@ -1,4 +1,4 @@
-"""What `kata-pin install` makes of its options, of this machine and of an earlier install."""
+"""What `kata-pin install` makes of its options and of this machine; `uninstall`, in which order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from msgspec.structs import replace
 
 from kata_pin import hook
 from kata_pin.base.config.tree import Config, Hook
-from kata_pin.base.errors import KataPinError
-from kata_pin.cli.commands.install import is_before, program_file, settings_file
-from kata_pin.cli.node.files import Choices, NodeFile, node_files
+from kata_pin.base.documents.answers import Applied
+from kata_pin.base.errors import DaemonError, KataPinError
+from kata_pin.cli.commands.install import (
+    is_before,
+    program_file,
+    release_pins,
+    settings_file,
+    uninstall_node,
+)
+from kata_pin.cli.node.changes import MANIFEST
+from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, UNIT, Choices, NodeFile, node_files
 from kata_pin.service.configuration import DEFAULT_FILE, from_text
+from tests.support.commandline import run
 
 PROGRAM = "/opt/kata-pin/bin/kata-pin"
 CHOICES = Choices(program=PROGRAM)
@@ -88,3 +97,44 @@ def test_the_link_of_an_earlier_install_means_its_program(
     assert program_file("/usr/local/bin/kata-pin") == "/usr/local/bin/kata-pin"
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "absent"))
     assert program_file(None) == PROGRAM, "a package's program is in no folder of Python's"
+
+
+# ---- uninstall -------------------------------------------------------------------------------
+
+
+def files(root: Path) -> set[str]:
+    """Return the path of every file below a folder."""
+    return {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()}
+
+
+def test_uninstall_order(tmp_path: Path) -> None:
+    """The pins are given back when no new container runs the hook, and before the rest goes.
+
+    When they can not be, what is needed to try again stays.
+    """
+    assert run(["install", "--root", str(tmp_path), "--crio", "--podman", "--containerd"]) == 0
+    needed = {HOOK_PATH, UNIT, DEFAULT_FILE, MANIFEST}
+
+    def fail() -> str:
+        assert not [path for path in files(tmp_path) if path.startswith(HOOKS_DIR)]
+        assert needed < files(tmp_path)
+        raise DaemonError("the daemon did not answer")
+
+    with pytest.raises(DaemonError):
+        uninstall_node(str(tmp_path), fail)
+    assert needed < files(tmp_path)
+    uninstall_node(str(tmp_path), lambda: "released")
+    assert files(tmp_path) == set()
+
+
+def test_uninstall_without_a_daemon(tmp_path: Path) -> None:
+    """The function that is given releases, with the node's settings."""
+    config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    released: list[Config] = []
+
+    def release_all(chosen: Config) -> Applied:
+        released.append(chosen)
+        return Applied(kind="unpin", sandboxes=())
+
+    assert "no daemon" in release_pins(config, release_all)
+    assert released == [config]
