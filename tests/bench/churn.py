@@ -21,8 +21,9 @@ from kata_pin.base.allocation import (
     PodRequest,
     Qos,
 )
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
-from kata_pin.base.settings import AllocSettings, AllowRule, ManagerPolicy
+from kata_pin.base.settings import AllowRule, ManagerPolicy
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import choose
 from kata_pin.options.allocation.demand import StaticOptions
@@ -146,14 +147,14 @@ class Ours:
         options: Mapping[str, str] | None = None,
         manager: ManagerPolicy = ManagerPolicy.NONE,
     ) -> None:
-        settings = AllocSettings(
+        settings = Alloc(
             reserved=RESERVED,
             strict_reserved=True,
             housekeeping=RESERVED,
             options=options or {},
-            manager=manager,
+            topology_manager=manager,
             allow=(AllowRule(namespace="bench"),),
-            strict=True,
+            fail=Fail.STRICT,
         )
         self.policy = create(name, topology, settings)
         self.state: AllocState = self.policy.start()

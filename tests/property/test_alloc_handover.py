@@ -14,8 +14,9 @@ from hypothesis.stateful import (
 )
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Grant
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import CpuSet, union
-from kata_pin.base.settings import AllocSettings, Eligibility, VmSettings
+from kata_pin.base.settings import Eligibility
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.grants import (
     Leaving,
@@ -45,7 +46,7 @@ class Node(RuleBasedStateMachine):
     @initialize(own_cpus=st.sampled_from([0, 1]))
     def start(self, own_cpus: int) -> None:
         """Begin with an empty node of 16 CPUs."""
-        chosen = AllocSettings(eligibility=Eligibility.RELAXED, vm=VmSettings(own_cpus=own_cpus))
+        chosen = Alloc(eligibility=Eligibility.RELAXED, own_cpus=own_cpus)
         self.policy = create(self.policy_name, HOST, chosen)
         self.state = self.policy.start()
         self.leaving: Leaving = {}

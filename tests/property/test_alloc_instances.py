@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import ContainerRequest, Grant, RunningContainer
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import CpuSet, union
-from kata_pin.base.settings import AllocSettings, Eligibility
+from kata_pin.base.settings import Eligibility
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import ended, formers, inherited, keeps, resumed
@@ -51,7 +52,7 @@ class Node(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         """Begin with an empty node."""
-        self.policy = create(self.policy_name, HOST, AllocSettings(eligibility=Eligibility.RELAXED))
+        self.policy = create(self.policy_name, HOST, Alloc(eligibility=Eligibility.RELAXED))
         self.state = self.policy.start()
         self.born = 0
         self.runs: dict[tuple[str, str], ContainerRequest] = {}

@@ -25,8 +25,9 @@ from kata_pin.base.allocation import (
     Qos,
     RunningContainer,
 )
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
 from kata_pin.options.allocation.checked_policy import CheckedPolicy
 from kata_pin.options.allocation.policies import BUILTIN, create
@@ -43,16 +44,16 @@ ALL = CpuSet(range(16))
 ALLOW = (AllowRule(namespace=NAMESPACE),)
 
 SETTINGS = st.builds(
-    AllocSettings,
+    Alloc,
     reserved=st.sampled_from([EMPTY, CpuSet([0]), CpuSet([0, 8])]),
     strict_reserved=st.booleans(),
     housekeeping=st.sampled_from([EMPTY, CpuSet([1, 9])]),
-    shared_min=st.sampled_from([None, 1, 5]),
+    shared_minimum=st.sampled_from([0, 1, 5]),
     eligibility=st.sampled_from(Eligibility),
     options=st.sampled_from([{}, {"full-pcpus-only": "true"}]),
     allow=st.just(ALLOW),
-    strict=st.booleans(),
-    vm=st.builds(VmSettings, own_cpus=st.sampled_from([0, 0, 1, 2])),
+    fail=st.sampled_from(Fail),
+    own_cpus=st.sampled_from([0, 0, 1, 2]),
     pin_memory=st.booleans(),
     max_sharers=st.sampled_from([1, 2]),
 )
@@ -70,7 +71,7 @@ def without(cpus: CpuSet) -> HostTopology:
 class Checked(CheckedPolicy):
     """A policy of ours behind the check of every answer, as the daemon asks it."""
 
-    def __init__(self, name: str, topology: HostTopology, chosen: AllocSettings) -> None:
+    def __init__(self, name: str, topology: HostTopology, chosen: Alloc) -> None:
         policy = create(name, topology, chosen)
         super().__init__(name, policy, topology, chosen, lambda _new: "")
         self.name = name
@@ -84,7 +85,7 @@ class Node(RuleBasedStateMachine):
     policy_name = "static"
 
     @initialize(chosen=SETTINGS)
-    def start(self, chosen: AllocSettings) -> None:
+    def start(self, chosen: Alloc) -> None:
         """Begin with an empty node."""
         self.settings = chosen
         self.topology = HOST
@@ -214,7 +215,7 @@ class Node(RuleBasedStateMachine):
         """The state is lost: containers that run on own CPUs keep them."""
         before = self.state
         self.reconcile(AllocState(taken=self.state.taken))
-        if self.starved or self.settings.vm.own_cpus:
+        if self.starved or self.settings.own_cpus:
             return
         for name, grant in before.grants.items():
             if grant.cpu_class is CpuClass.EXCLUSIVE and grant.shared is None:
@@ -304,7 +305,7 @@ class Node(RuleBasedStateMachine):
 
     def check_size(self, grant: Grant) -> None:
         if grant.kind is GrantKind.SANDBOX:
-            assert len(grant.own) in {0, self.settings.vm.own_cpus}
+            assert len(grant.own) in {0, self.settings.own_cpus}
         elif grant.own:
             assert len(grant.own) == grant.request.cpu_millis // 1000
             fraction = grant.request.cpu_millis % 1000
@@ -315,7 +316,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def pool_has_its_minimum(self) -> None:
         """The shared pool never falls below the setting, by default one core."""
-        least = 2 if self.settings.shared_min is None else self.settings.shared_min
+        least = self.settings.shared_minimum or 2
         if not self.starved and self.state.exclusive:
             assert len(self.state.shared) >= least
 
@@ -331,7 +332,7 @@ def test_any_events(name: str) -> None:
 
 def test_refusal_names_the_reason() -> None:
     """A container that would take the shared pool below its minimum is refused with the reason."""
-    policy = create("static", HOST, AllocSettings(shared_min=14))
+    policy = create("static", HOST, Alloc(shared_minimum=14))
     refused = policy.allocate(policy.start(), container(3000, pod(kata=False))).refused
     assert refused is not None
     assert refused.kind is RefusalKind.SHARED_MINIMUM
@@ -345,7 +346,7 @@ def reconciled(policy: Policy, state: AllocState, requests: list[ContainerReques
 
 def test_the_pool_is_divided_after_all_own_cpus() -> None:
     """Who waits, and a VM that gets its own CPUs late, leave the next reconcile nothing to do."""
-    chosen = AllocSettings(reserved=CpuSet([0, 8]), strict_reserved=True, shared_min=5, allow=ALLOW)
+    chosen = Alloc(reserved=CpuSet([0, 8]), strict_reserved=True, shared_minimum=5, allow=ALLOW)
     chosen = replace(chosen, housekeeping=CpuSet([1, 9]))
     policy = create("topology", without(CpuSet([2, 10])), chosen)
     state = replace(policy.start(), taken=CpuSet(range(2, 16)))
@@ -359,7 +360,7 @@ def test_the_pool_is_divided_after_all_own_cpus() -> None:
 
 def test_a_lost_state_has_the_pool_divided_after_vms() -> None:
     """A VM's own CPUs are out of the pool before zones of the pool are chosen."""
-    policy = create("topology", HOST, AllocSettings(allow=ALLOW, vm=VmSettings(own_cpus=2)))
+    policy = create("topology", HOST, Alloc(allow=ALLOW, own_cpus=2))
     kata = pod("p0", annotations={POLICY_KEY: "exclusive"}, kata=True)
     other, third = (pod(uid, annotations={POLICY_KEY: "none"}, kata=False) for uid in ("p1", "p2"))
     sizes = ((0, other), (0, kata), (1000, kata), (2000, third), (6000, other))

@@ -16,8 +16,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, PodRequest, Qos
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.cpuset import EMPTY, CpuPlace, CpuSet, HostTopology
-from kata_pin.base.settings import AllocSettings, ManagerPolicy
+from kata_pin.base.settings import ManagerPolicy
 from kata_pin.base.values import CpuClass, RefusalKind
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import choose
@@ -212,12 +213,12 @@ class _Static:
     """
 
     def __init__(self, topology: HostTopology, trace: Row) -> None:
-        self._settings = AllocSettings(
+        self._settings = Alloc(
             reserved=CpuSet.parse(trace["reserved"]),
-            shared_min=1,
+            shared_minimum=1,
             options=trace["options"],
-            manager=ManagerPolicy(trace["topology_manager"]),
-            strict=True,
+            topology_manager=ManagerPolicy(trace["topology_manager"]),
+            fail=Fail.STRICT,
         )
         self._policy: Policy = create("static", topology, self._settings)
         self._pod_scope = trace["scope"] == "pod" and trace["topology_manager"] != "none"

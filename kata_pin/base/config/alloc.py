@@ -28,13 +28,11 @@ from kata_pin.base.config.kinds import (
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import ConfigError, ParseError
 from kata_pin.base.settings import (
-    AllocSettings,
     AllowRule,
     AssignRule,
     ClassRule,
     Eligibility,
     ManagerPolicy,
-    VmSettings,
 )
 from kata_pin.base.values import CpuClass
 
@@ -345,29 +343,6 @@ class Alloc(Struct, frozen=True):
     def on(self) -> bool:
         """Whether there is an allocator."""
         return self.policy != NO_POLICY
-
-    @property
-    def settings(self) -> AllocSettings:
-        """The settings that policies need."""
-        return AllocSettings(
-            cpus=self.cpus or None,
-            reserved=self.reserved,
-            strict_reserved=self.strict_reserved,
-            housekeeping=self.housekeeping,
-            shared_min=self.shared_minimum or None,
-            eligibility=self.eligibility,
-            options=self.options,
-            manager=self.topology_manager,
-            allow=self.allow,
-            strict=self.fail is Fail.STRICT,
-            vm=VmSettings(self.default_vcpus, self.overhead_millis, self.own_cpus),
-            pin_memory=self.pin_memory,
-            max_sharers=self.max_sharers,
-            assign=self.assign,
-            mount_sources=self.mount_sources,
-            devices=self.devices,
-            annotation_keys=self.annotation_keys,
-        )
 
 
 # The settings of caches and memory bandwidth: the section `resctrl`.

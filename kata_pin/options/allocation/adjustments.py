@@ -24,7 +24,7 @@ from kata_pin.base.allocation import (
     Limits,
     Mount,
 )
-from kata_pin.base.settings import AllocSettings
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.values import GrantKind
 from kata_pin.linux.devices import locate, node_path
 from kata_pin.linux.files import HostRoot
@@ -59,7 +59,7 @@ _RANGES: Final = {
 }
 
 
-def wrong_adjustment(grant: Grant, settings: AllocSettings) -> str:
+def wrong_adjustment(grant: Grant, settings: Alloc) -> str:
     """Return what is wrong with what a grant carries beside CPUs; empty if nothing is."""
     if not grant.limits and not grant.creation:
         return ""
@@ -107,7 +107,7 @@ def _wrong_entries(creation: AtCreation) -> Iterator[str]:
             yield f"an invalid value of the environment variable {_shown(name)}"
 
 
-def _wrong_mount(mount: Mount, settings: AllocSettings) -> Iterator[str]:
+def _wrong_mount(mount: Mount, settings: Alloc) -> Iterator[str]:
     for path in (mount.destination, mount.source):
         if not _is_path(path):
             yield f"a mount whose path is not absolute and normalized: {_shown(path)}"
@@ -117,7 +117,7 @@ def _wrong_mount(mount: Mount, settings: AllocSettings) -> Iterator[str]:
         yield f"a mount from outside alloc.mount_sources: {_shown(mount.source)}"
 
 
-def _wrong_device(device: Device, settings: AllocSettings) -> Iterator[str]:
+def _wrong_device(device: Device, settings: Alloc) -> Iterator[str]:
     shown = _shown(device.path)
     if not _is_path(device.path) or not any(_within(device.path, one) for one in settings.devices):
         yield f"a device that alloc.devices does not list: {shown}"
@@ -131,7 +131,7 @@ def _wrong_device(device: Device, settings: AllocSettings) -> Iterator[str]:
         yield f"an invalid mode or rule of the device {shown}"
 
 
-def _wrong_annotations(creation: AtCreation, settings: AllocSettings) -> Iterator[str]:
+def _wrong_annotations(creation: AtCreation, settings: Alloc) -> Iterator[str]:
     for key, value in creation.annotations:
         if not _ANNOTATION.fullmatch(key) or key not in settings.annotation_keys:
             yield f"an annotation that alloc.annotation_keys does not list: {_shown(key)}"
@@ -146,7 +146,7 @@ def _needs_hot_plug(device: Device) -> bool:
     return _VFIO.fullmatch(device.path) is not None
 
 
-def _wrong_classes(grant: Grant, settings: AllocSettings) -> Iterator[str]:
+def _wrong_classes(grant: Grant, settings: Alloc) -> Iterator[str]:
     for kind in KINDS:
         name = getattr(grant.creation, kind.field)
         if name and name not in permitted(grant.request.pod, kind, settings):

@@ -205,9 +205,8 @@ class Allocator:
         self._topology = topology
         try:
             made = self._make(self.settings, topology)
-            settings = self.settings.settings
             self._policy = CheckedPolicy(
-                self.settings.policy, made, topology, settings, self.devices.wrong
+                self.settings.policy, made, topology, self.settings, self.devices.wrong
             )
             self.problem = ""
         except KataPinError as error:
@@ -267,7 +266,7 @@ class Allocator:
     def _create(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs and classes, and let it read its placement."""
         decision = self._allocated(policy, request)
-        decision = with_classes(decision, request.container_id, self.settings.settings)
+        decision = with_classes(decision, request.container_id, self.settings)
         topology = self._node.current().topology
         decision = self.placements.announced(decision, request.container_id, topology)
         return self._take(decision, "allocated", request)
@@ -278,7 +277,7 @@ class Allocator:
         if state is self.state:
             return self._first(policy, request)
         decision = policy.change(state, request)
-        if decision.refused is None or not strict(request, self.settings.settings):
+        if decision.refused is None or not strict(request, self.settings):
             return decision
         return Decision(self.state, refused=replace(decision.refused, strict=True))
 

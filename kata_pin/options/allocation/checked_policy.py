@@ -25,7 +25,6 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.errors import ConfigError, KataPinError, reason_of
 from kata_pin.base.placement import Note
-from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind, NoteLevel
 from kata_pin.options.allocation.adjustments import wrong_adjustment
 from kata_pin.options.allocation.demand import StaticOptions, kept_creation
@@ -60,7 +59,7 @@ class ExpectedGrants(Struct, frozen=True):
 class Invariants:
     """The invariants for one host and one set of settings."""
 
-    def __init__(self, topology: HostTopology, settings: AllocSettings) -> None:
+    def __init__(self, topology: HostTopology, settings: Alloc) -> None:
         self._initial = initial_state(topology, settings)
         self._nodes = CpuSet(topology.nodes)
         self._never = settings.reserved | settings.housekeeping
@@ -275,7 +274,7 @@ class CheckedPolicy:
         name: str,
         policy: Policy,
         topology: HostTopology,
-        settings: AllocSettings,
+        settings: Alloc,
         wrong_device: Callable[[Grant | None], str],
     ) -> None:
         """Take what says which device of a new container is wrong; empty if none is."""
@@ -362,7 +361,7 @@ def make_policy(settings: Alloc, topology: HostTopology) -> Policy:
     name = settings.policy
     third = {} if name in BUILTIN else _third(name)
     try:
-        return create(name, topology, settings.settings, third)
+        return create(name, topology, settings, third)
     except KataPinError:
         raise
     except Exception as error:

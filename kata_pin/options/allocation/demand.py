@@ -22,9 +22,10 @@ from kata_pin.base.allocation import (
     PodRequest,
     Qos,
 )
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.errors import ConfigError
 from kata_pin.base.placement import Note
-from kata_pin.base.settings import AllocSettings, Eligibility
+from kata_pin.base.settings import Eligibility
 from kata_pin.base.values import CpuClass, NoteLevel
 from kata_pin.options.allocation.accumulator import Machine, Packing
 
@@ -53,12 +54,12 @@ class Demand(Struct, frozen=True):
         return self.cpu_class is CpuClass.NONE
 
 
-def static_demand(request: ContainerRequest, settings: AllocSettings) -> Demand:
+def static_demand(request: ContainerRequest, settings: Alloc) -> Demand:
     """Return what the policy `static` gives: exclusive CPUs for eligible containers."""
     return _eligible(request, CpuClass.EXCLUSIVE, settings.eligibility)
 
 
-def annotated_demand(request: ContainerRequest, settings: AllocSettings) -> Demand:
+def annotated_demand(request: ContainerRequest, settings: Alloc) -> Demand:
     """Return what the policy `annotation` gives: what the pod chose, if it is allowed.
 
     Without an annotation: none. The relaxed rule applies to the administrator's override.
@@ -66,7 +67,7 @@ def annotated_demand(request: ContainerRequest, settings: AllocSettings) -> Dema
     return _as_chosen(request, settings, mixed=False)
 
 
-def topology_demand(request: ContainerRequest, settings: AllocSettings) -> Demand:
+def topology_demand(request: ContainerRequest, settings: Alloc) -> Demand:
     """Return what the policy `topology` gives: what the pod chose, else by eligibility.
 
     An eligible container with a fraction gets its whole CPUs exclusively and the fraction from the
@@ -79,12 +80,12 @@ def topology_demand(request: ContainerRequest, settings: AllocSettings) -> Deman
     return replace(demand, notes=_fail_notes(pod))
 
 
-def strict(request: ContainerRequest, settings: AllocSettings) -> bool:
+def strict(request: ContainerRequest, settings: Alloc) -> bool:
     """Return whether the container is refused if it cannot be served.
 
     A pod can be stricter than its node's setting, never less strict (D17).
     """
-    return settings.strict or request.pod.annotations.get(FAIL_KEY) == STRICT
+    return settings.fail is Fail.STRICT or request.pod.annotations.get(FAIL_KEY) == STRICT
 
 
 def asked(pod: PodRequest) -> bool:
@@ -93,7 +94,7 @@ def asked(pod: PodRequest) -> bool:
     return chose or pod.ordered is not None or pod.annotations.get(FAIL_KEY) == STRICT
 
 
-def chosen_class(pod: PodRequest, settings: AllocSettings) -> Demand:
+def chosen_class(pod: PodRequest, settings: Alloc) -> Demand:
     """Return the class of the administrator's override, or of the pod's annotation.
 
     Our own key takes precedence over Crane's even if its value is invalid, which is noted.
@@ -107,7 +108,7 @@ def chosen_class(pod: PodRequest, settings: AllocSettings) -> Demand:
     return Demand(reasons=("its pod has no annotation",), notes=notes)
 
 
-def _as_chosen(request: ContainerRequest, settings: AllocSettings, *, mixed: bool) -> Demand:
+def _as_chosen(request: ContainerRequest, settings: Alloc, *, mixed: bool) -> Demand:
     """Return what was chosen for the pod, if this container is eligible for it."""
     chosen = chosen_class(request.pod, settings)
     if chosen.pooled:
@@ -121,9 +122,7 @@ def _as_chosen(request: ContainerRequest, settings: AllocSettings, *, mixed: boo
     return replace(demand, reasons=chosen.reasons + demand.reasons, notes=chosen.notes)
 
 
-def _annotated(
-    pod: PodRequest, key: str, settings: AllocSettings, notes: tuple[Note, ...]
-) -> Demand:
+def _annotated(pod: PodRequest, key: str, settings: Alloc, notes: tuple[Note, ...]) -> Demand:
     value = pod.annotations[key]
     try:
         chosen = CpuClass(value)
@@ -313,7 +312,7 @@ class _Choice(NamedTuple):
     note: Note | None = None
 
 
-def with_classes(decision: Decision, container_id: str, settings: AllocSettings) -> Decision:
+def with_classes(decision: Decision, container_id: str, settings: Alloc) -> Decision:
     """Return a decision about a new container with the classes that the rules give it.
 
     A policy's own choice, or an earlier instance's class, stays if a rule names it for the pod.
@@ -345,7 +344,7 @@ def with_classes(decision: Decision, container_id: str, settings: AllocSettings)
     )
 
 
-def permitted(pod: PodRequest, kind: ClassKind, settings: AllocSettings) -> frozenset[str]:
+def permitted(pod: PodRequest, kind: ClassKind, settings: Alloc) -> frozenset[str]:
     """Return the classes that any rule names for a pod."""
     assigned = {
         getattr(one, kind.rule)
@@ -373,13 +372,13 @@ def kept_creation(before: AllocState, decision: Decision, new: str = "") -> Deci
     return replace(decision, state=state, changed=changed)
 
 
-def _offered(pod: PodRequest, kind: ClassKind, settings: AllocSettings) -> frozenset[str]:
+def _offered(pod: PodRequest, kind: ClassKind, settings: Alloc) -> frozenset[str]:
     """Return the classes that a pod may choose by annotation."""
     rules = (one for one in settings.allow if one.matches(pod.namespace, pod.handler))
     return frozenset[str]().union(*(getattr(one, kind.rule) for one in rules))
 
 
-def _choice(pod: PodRequest, kind: ClassKind, settings: AllocSettings) -> _Choice:
+def _choice(pod: PodRequest, kind: ClassKind, settings: Alloc) -> _Choice:
     rules = (one for one in settings.assign if one.matches(pod.namespace, pod.handler))
     default = next((name for one in rules if (name := getattr(one, kind.rule))), "")
     assigned = _Choice(default, f"{kind.title} {default} by alloc.assign" if default else "")

@@ -8,9 +8,9 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple
 
 from kata_pin.base.allocation import AllocState, Candidate
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.errors import ConfigError
-from kata_pin.base.settings import AllocSettings
 from kata_pin.options.allocation.accumulator import Machine, take_packed
 from kata_pin.options.allocation.choice import (
     WHOLE_CORES,
@@ -187,15 +187,11 @@ def _zones(machine: Machine) -> Iterator[_Zone]:
 # The policies by name: `static`, `annotation`, `topology`, and those of other packages.
 
 
-def _kubelets(
-    _: HostTopology, machine: Machine, options: StaticOptions, settings: AllocSettings
-) -> Choice:
-    return KubeletChoice(machine, options, settings.manager)
+def _kubelets(_: HostTopology, machine: Machine, options: StaticOptions, settings: Alloc) -> Choice:
+    return KubeletChoice(machine, options, settings.topology_manager)
 
 
-def _by_zones(
-    topology: HostTopology, machine: Machine, _: StaticOptions, __: AllocSettings
-) -> Choice:
+def _by_zones(topology: HostTopology, machine: Machine, _: StaticOptions, __: Alloc) -> Choice:
     return ZoneChoice(topology, machine)
 
 
@@ -214,7 +210,7 @@ BUILTIN: Final[Mapping[str, Factory]] = {
 def create(
     name: str,
     topology: HostTopology,
-    settings: AllocSettings,
+    settings: Alloc,
     third: Mapping[str, Factory] | None = None,
 ) -> Policy:
     """Return the policy of that name, ours before a third one (`policy.GROUP`).

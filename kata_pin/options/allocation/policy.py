@@ -17,10 +17,10 @@ from kata_pin.base.allocation import (
     Refusal,
     RunningContainer,
 )
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import HostTopology
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.placement import KubeletState
-from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import GrantKind, RefusalKind
 
 # A policy is made for one host and one set of settings, and holds no state: each call takes an
@@ -94,7 +94,7 @@ class Policy(Protocol):
         ...
 
 
-Factory: TypeAlias = Callable[[HostTopology, AllocSettings], Policy]
+Factory: TypeAlias = Callable[[HostTopology, Alloc], Policy]
 """Makes a policy; raises ConfigError when the settings do not suit the host."""
 
 

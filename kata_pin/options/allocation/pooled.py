@@ -21,9 +21,10 @@ from kata_pin.base.allocation import (
     Refusal,
     RunningContainer,
 )
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Note
-from kata_pin.base.settings import AllocSettings, ManagerPolicy
+from kata_pin.base.settings import ManagerPolicy
 from kata_pin.base.values import CpuClass, GrantKind, KataRuntime, count, listed
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import Choice, grow, in_whole_cores, shrink, whole_cores
@@ -153,12 +154,12 @@ def vcpus(members: Sequence[Grant], default_vcpus: int) -> int:
     return vm_size(sizing, PodCpu(containers=containers)).running
 
 
-def overhead_millis(pod: PodRequest, settings: AllocSettings) -> int:
+def overhead_millis(pod: PodRequest, settings: Alloc) -> int:
     """Return the CPU of a VM's overhead in thousandths: the pod's, else the setting."""
-    return pod.overhead_millis or settings.vm.overhead_millis
+    return pod.overhead_millis or settings.overhead_millis
 
 
-def shared_floor(state: AllocState, settings: AllocSettings, minimum: int) -> int:
+def shared_floor(state: AllocState, settings: Alloc, minimum: int) -> int:
     """Return how many CPUs the shared pool needs: its minimum, or what the VMs in it need.
 
     VMs with their own CPUs need none of it, nor do any if there is a housekeeping pool.
@@ -175,7 +176,7 @@ def shared_floor(state: AllocState, settings: AllocSettings, minimum: int) -> in
 
 def vm_grant(
     members: Sequence[Grant],
-    settings: AllocSettings,
+    settings: Alloc,
     *,
     own: CpuSet,
     zone: CpuSet,
@@ -201,9 +202,9 @@ def vm_grant(
     return old if old == grant else grant
 
 
-def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> str:
+def _balance(members: Sequence[Grant], own: CpuSet, settings: Alloc) -> str:
     exclusive = sum(len(one.exclusive) for one in members)
-    number = vcpus(members, settings.vm.default_vcpus)
+    number = vcpus(members, settings.default_vcpus)
     if own:
         place = f"{own}, its own"
     else:
@@ -222,8 +223,8 @@ def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> 
 # pool; the shared pool has its minimum as far as the host has CPUs. It holds no state, for one host
 # and its settings.
 
-Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
-MakeChoice: TypeAlias = Callable[[HostTopology, Machine, StaticOptions, AllocSettings], Choice]
+Rule: TypeAlias = Callable[[ContainerRequest, Alloc], Demand]
+MakeChoice: TypeAlias = Callable[[HostTopology, Machine, StaticOptions, Alloc], Choice]
 
 
 class PooledPolicy:
@@ -235,7 +236,7 @@ class PooledPolicy:
         rule: Rule,
         make_choice: MakeChoice,
         topology: HostTopology,
-        settings: AllocSettings,
+        settings: Alloc,
         *,
         follows_memory: bool,
     ) -> None:
@@ -249,7 +250,7 @@ class PooledPolicy:
         if self._options.strict_cpu_reservation:
             settings = replace(settings, strict_reserved=True)
         self._settings = settings
-        single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
+        single = settings.topology_manager is ManagerPolicy.SINGLE_NUMA_NODE
         self._options.check_against(self._machine, single_numa_node=single)
         self._choice = make_choice(topology, self._machine, self._options, settings)
 
@@ -322,7 +323,7 @@ class PooledPolicy:
         are observed on, if those suit their request and are in no grant (lost state). All are
         served in the old order, then VMs get new CPUs; the rest of them get the shared pool.
         """
-        vm_cpus = self._settings.vm.own_cpus
+        vm_cpus = self._settings.own_cpus
         claims = RunningClaims(state, running, lambda one: self._rule(one, self._settings), vm_cpus)
         after = replace(self.start(), taken=state.taken, memory=state.memory)
         for vm in claims.vms(after.cpus - after.reserved):
@@ -501,7 +502,7 @@ class PooledPolicy:
             return rest
         old = state.get(pod.sandbox_id)
         own = EMPTY
-        wanted = self._settings.vm.own_cpus if use.own_cpus is None else use.own_cpus
+        wanted = self._settings.own_cpus if use.own_cpus is None else use.own_cpus
         if wanted and any(one.exclusive for one in members):
             held = EMPTY if old is None else old.exclusive
             free = free_cpus(rest, held) - bound(rest) - (use.avoid - held)
@@ -519,7 +520,7 @@ class PooledPolicy:
 
         Containers take precedence: a VM without its own CPUs runs in the pool.
         """
-        wanted = self._settings.vm.own_cpus
+        wanted = self._settings.own_cpus
         floor = shared_floor(rest, self._settings, self._minimum())
         if len(free) < wanted or len(rest.shared) - wanted < floor:
             return EMPTY
@@ -594,6 +595,5 @@ class PooledPolicy:
 
     def _minimum(self) -> int:
         """Return the least size of the shared pool: the setting, else the size of a core."""
-        if self._settings.shared_min is not None:
-            return max(1, self._settings.shared_min)
-        return max(core.bit_count() for core in self._machine.cores.values())
+        cores = self._machine.cores.values()
+        return self._settings.shared_minimum or max(core.bit_count() for core in cores)

@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, RunningContainer
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.documents.pools import Pools
-from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.demand import Demand
 
 # The pools of an empty node, the shared pool's part in each grant, and what an event changed.
 
 
-def initial_state(topology: HostTopology, settings: AllocSettings) -> AllocState:
+def initial_state(topology: HostTopology, settings: Alloc) -> AllocState:
     """Return the state of a node without containers.
 
     If the settings leave no CPU for the shared pool (the rest is offline), the whole host is
     shared: containers have to run somewhere.
     """
     online = CpuSet(cpu.cpu for cpu in topology.cpus)
-    allowed = online - topology.isolated if settings.cpus is None else settings.cpus
+    allowed = settings.cpus or online - topology.isolated
     housekeeping = settings.housekeeping & online
     kept_out = housekeeping | (settings.reserved if settings.strict_reserved else EMPTY)
     cpus = (allowed & online) - kept_out

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.documents.pools import Comparison
 from kata_pin.base.placement import KubeletState
-from kata_pin.base.settings import AllocSettings
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.supposed import as_kubelet, comparison, state_of, taken_over
 from tests.support.world import cpus
@@ -20,7 +20,7 @@ KUBELET: Final = KubeletState(
 
 def supposed(policy: str, kubelet: KubeletState = KUBELET) -> Comparison:
     """Return the document in which a policy takes over on HOST."""
-    ours = taken_over(kubelet, create(policy, HOST, AllocSettings()))
+    ours = taken_over(kubelet, create(policy, HOST, Alloc()))
     return comparison(kubelet, ours, source="/cms", policy=policy, hypothetical=True)
 
 

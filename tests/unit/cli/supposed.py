@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
 from kata_pin.base.documents.pools import WhatIf
-from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.supposed import Question, answer, occupied
@@ -24,7 +24,7 @@ def supposed(
     on_node: bool = False,
 ) -> WhatIf:
     """Return the answer about the host, empty or with the grants of docs.allotted()."""
-    chosen = create(policy, HOST, AllocSettings(strict=strict))
+    chosen = create(policy, HOST, Alloc(fail=Fail.STRICT if strict else Fail.BEST_EFFORT))
     document = docs.allotted() if on_node else None
     return answer(chosen, occupied(chosen, document, taken), question)
 

@@ -9,7 +9,7 @@ from kata_pin.base.config.table import as_yaml
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import ConfigError
-from kata_pin.base.settings import AllocSettings, AllowRule, AssignRule, Eligibility
+from kata_pin.base.settings import AllowRule, AssignRule, Eligibility
 from kata_pin.base.values import CpuClass
 from kata_pin.service.configuration import from_text
 
@@ -20,12 +20,12 @@ def read(body: str) -> Config:
 
 
 def test_off_by_default() -> None:
-    """Without the section nothing is decided, and policies would get their own defaults."""
+    """Without the section nothing is decided."""
     assert not Config().alloc.on
-    assert Alloc().settings == AllocSettings()
+    assert Config().alloc == Alloc()
 
 
-def test_every_setting_reaches_the_policies() -> None:
+def test_settings_of_policies() -> None:
     """What the file says is what a policy is given."""
     config = read(
         "policy: topology, cpus: 0-15, reserved: 0-1, strict_reserved: true, housekeeping: 2, "
@@ -34,19 +34,18 @@ def test_every_setting_reaches_the_policies() -> None:
         "default_vcpus: 2, overhead_millis: 500, own_cpus: 1"
     )
     assert config.alloc.on
-    found = config.alloc.settings
+    found = config.alloc
     assert (found.cpus, found.reserved, found.housekeeping) == (
         *(CpuSet(range(16)), CpuSet([0, 1])),
         CpuSet([2]),
     )
-    assert (found.strict_reserved, found.shared_min, found.strict) == (True, 4, True)
+    assert (found.strict_reserved, found.shared_minimum, found.fail) == (True, 4, Fail.STRICT)
     assert (found.eligibility, found.options) == (
         Eligibility.RELAXED,
         {"full-pcpus-only": "true"},
     )
     assert (found.pin_memory, found.max_sharers) == (True, 3)
-    assert (found.vm.default_vcpus, found.vm.overhead_millis, found.vm.own_cpus) == (2, 500, 1)
-    assert config.alloc.fail is Fail.STRICT
+    assert (found.default_vcpus, found.overhead_millis, found.own_cpus) == (2, 500, 1)
 
 
 def test_rules_for_annotations() -> None:
@@ -72,10 +71,10 @@ def test_rules_for_classes() -> None:
     assert shop == AllowRule("shop", "*", frozenset(), frozenset({"gold"}))
     assert runc.blockio == {"a"}
     assert not runc.allows("shop", "runc", CpuClass.EXCLUSIVE)
-    bank, other = config.alloc.settings.assign
+    bank, other = config.alloc.assign
     assert bank == AssignRule("b*", "*", "gold", "fast")
     assert other == AssignRule("*", "runc", "x.1-y_z", "")
-    assert config.alloc.settings.mount_sources == ("/run/hints",)
+    assert config.alloc.mount_sources == ("/run/hints",)
 
 
 @pytest.mark.parametrize("path", ["/run/kata-pin", "/srv/x.d", "/process", '""'])

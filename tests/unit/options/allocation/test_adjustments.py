@@ -17,7 +17,8 @@ from kata_pin.base.allocation import (
     Limits,
     Mount,
 )
-from kata_pin.base.settings import AllocSettings, AllowRule, AssignRule, Eligibility
+from kata_pin.base.config.alloc import Alloc
+from kata_pin.base.settings import AllowRule, AssignRule, Eligibility
 from kata_pin.base.values import GrantKind
 from kata_pin.options.allocation.adjustments import wrong_adjustment
 from kata_pin.options.allocation.checked_policy import ExpectedGrants, Invariants
@@ -25,7 +26,7 @@ from kata_pin.options.allocation.policies import create
 from tests.support.podspecs import container, pod
 from tests.support.world import cpus, flat
 
-SETTINGS = AllocSettings(
+SETTINGS = Alloc(
     eligibility=Eligibility.RELAXED,
     allow=(AllowRule(rdt=frozenset({"gold"})),),
     assign=(AssignRule(namespace="shop", blockio="fast"),),

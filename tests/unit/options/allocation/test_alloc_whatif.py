@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.documents.state import Kubelet
 from kata_pin.base.errors import KataPinError
-from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.supposed import Question, answer, occupied
@@ -220,7 +220,7 @@ def test_who_uses_a_part_of_the_pool_goes_on_with_it() -> None:
         for grant in allocation.grants
     )
     document = replace(document, allocation=replace(allocation, grants=grants))
-    chosen = create("static", HOST, AllocSettings())
+    chosen = create("static", HOST, Alloc())
     state = occupied(chosen, document, EMPTY)
     answered = answer(chosen, state, Question(1000))
     assert answered.grant is not None
@@ -251,5 +251,5 @@ def test_refused() -> None:
 def test_kubelets_cpus_are_taken() -> None:
     """What the kubelet's static policy gave out is nobody's to give."""
     document = docs.state(kubelet=Kubelet("static", "0-3,8-11"))
-    chosen = create("static", HOST, AllocSettings())
+    chosen = create("static", HOST, Alloc())
     assert occupied(chosen, document, EMPTY).taken == CpuSet.parse("4-7,12-15")

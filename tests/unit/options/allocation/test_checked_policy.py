@@ -42,7 +42,7 @@ class World:
         self.registry = registry
         self.host = Host()
         self.chosen = settings()
-        self.ours = create("annotation", flat(8), self.chosen.settings)
+        self.ours = create("annotation", flat(8), self.chosen)
         self.theirs = SimpleNamespace(
             **{
                 name: getattr(self.ours, name)

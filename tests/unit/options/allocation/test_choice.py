@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import ConfigError
-from kata_pin.base.settings import AllocSettings, ManagerPolicy
+from kata_pin.base.settings import ManagerPolicy
 from kata_pin.base.values import RefusalKind
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import KubeletChoice, take_hinted
@@ -71,7 +72,7 @@ def test_what_the_hinted_nodes_lack(by_socket: bool, free: str, wanted: int, exp
 
 def test_a_policy_refuses_what_the_manager_does() -> None:
     """The setting reaches the policy, and the refusal has the reason; best effort uses the pool."""
-    settings = AllocSettings(manager=ManagerPolicy.SINGLE_NUMA_NODE)
+    settings = Alloc(topology_manager=ManagerPolicy.SINGLE_NUMA_NODE)
     policy = create("static", HOST, settings)
     decision = policy.allocate(policy.start(), container(5000, pod(kata=False)))
     assert decision.refused is not None

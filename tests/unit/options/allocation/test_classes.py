@@ -15,13 +15,14 @@ from kata_pin.base.allocation import (
     Grant,
     Refusal,
 )
-from kata_pin.base.settings import AllocSettings, AllowRule, AssignRule
+from kata_pin.base.config.alloc import Alloc
+from kata_pin.base.settings import AllowRule, AssignRule
 from kata_pin.base.values import RefusalKind
 from kata_pin.options.allocation.demand import kept_creation, with_classes
 from tests.support.podspecs import container, pod
 from tests.support.world import cpus
 
-SETTINGS = AllocSettings(
+SETTINGS = Alloc(
     allow=(
         AllowRule(namespace="shop", rdt=frozenset({"gold", "silver"})),
         AllowRule(handler="runc", blockio=frozenset({"fast"})),

@@ -12,7 +12,8 @@ from kata_pin.base.allocation import (
     Qos,
     millis_of_shares,
 )
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility
+from kata_pin.base.config.alloc import Alloc, Fail
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.demand import (
     annotated_demand,
@@ -23,9 +24,9 @@ from kata_pin.options.allocation.demand import (
 )
 from tests.support.podspecs import container, pod
 
-KUBELET = AllocSettings()
-RELAXED = AllocSettings(eligibility=Eligibility.RELAXED)
-OPEN = AllocSettings(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
+KUBELET = Alloc()
+RELAXED = Alloc(eligibility=Eligibility.RELAXED)
+OPEN = Alloc(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_unknown_value_is_none_with_a_reason(value: str) -> None:
 )
 def test_allow_rules(rule: AllowRule, allowed: bool) -> None:
     """An annotation needs a rule for its namespace and handler and for what it asks."""
-    chosen = chosen_class(pod(annotations={POLICY_KEY: "exclusive"}), AllocSettings(allow=(rule,)))
+    chosen = chosen_class(pod(annotations={POLICY_KEY: "exclusive"}), Alloc(allow=(rule,)))
     assert chosen.cpu_class == ("exclusive" if allowed else "none")
     assert [note.code for note in chosen.notes] == ([] if allowed else ["cpu-policy-not-allowed"])
 
@@ -202,7 +203,7 @@ def test_topology_mixes(
 def test_fail_policy(node: bool, annotation: str | None, expected: bool) -> None:
     """A pod can be stricter than its node, never less strict; nonsense is noted and ignored."""
     owner = pod(annotations={FAIL_KEY: annotation} if annotation else {})
-    chosen = AllocSettings(strict=node)
+    chosen = Alloc(fail=Fail.STRICT if node else Fail.BEST_EFFORT)
     assert strict(container(2000, owner), chosen) is expected
     codes = [note.code for note in annotated_demand(container(2000, owner), chosen).notes]
     assert codes == (["unknown-fail-policy"] if annotation == "whatever" else [])

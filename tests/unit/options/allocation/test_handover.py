@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import POLICY_KEY, AllocState, ContainerRequest, Grant
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass
 from kata_pin.options.allocation.grants import (
     Leaving,
@@ -22,7 +23,7 @@ from tests.support.podspecs import container, pod
 POLICY = create(
     "annotation",
     host(Shape(cores=4).cpus()),
-    AllocSettings(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),)),
+    Alloc(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),)),
 )
 
 

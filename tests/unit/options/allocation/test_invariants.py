@@ -19,9 +19,10 @@ from kata_pin.base.allocation import (
     Qos,
     Refusal,
 )
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Note
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
 from kata_pin.options.allocation.checked_policy import (
     ExpectedGrants,
@@ -35,12 +36,12 @@ from tests.support.machines import server
 from tests.support.podspecs import container, pod
 from tests.support.world import cpus, flat
 
-SETTINGS = AllocSettings(
+SETTINGS = Alloc(
     reserved=cpus("0"),
     housekeeping=cpus("1"),
     eligibility=Eligibility.RELAXED,
     allow=(AllowRule(),),
-    vm=VmSettings(own_cpus=1),
+    own_cpus=1,
 )
 HOST = flat(8)
 POLICY = create("annotation", HOST, SETTINGS)
@@ -162,7 +163,7 @@ def test_a_state_that_cannot_be(why: str) -> None:
         (replace(SETTINGS, strict_reserved=True), "0-1"),
     ],
 )
-def test_cpus_that_the_settings_do_not_allow(settings: AllocSettings, wrong: str) -> None:
+def test_cpus_that_the_settings_do_not_allow(settings: Alloc, wrong: str) -> None:
     """Online is not enough: they are those of the settings, as for our own policies."""
     before = create("annotation", HOST, settings).start()
     every = Decision(replace(before, cpus=HOST.online))
@@ -279,7 +280,7 @@ def test_cost() -> None:
     0.14 ms where one is added, 0.27 ms where all followers of the pool change; a decision takes
     2 ms. Both are measured in turns, so that a busy machine slows both.
     """
-    host, chosen = server(4), replace(SETTINGS, vm=VmSettings())
+    host, chosen = server(4), replace(SETTINGS, own_cpus=0)
     policy, invariants = create("annotation", host, chosen), Invariants(host, chosen)
     state = policy.start()
     for number in range(250):

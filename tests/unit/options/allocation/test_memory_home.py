@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import POLICY_KEY, AllocState, ContainerRequest, Grant
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.options.allocation.policies import create
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
@@ -16,7 +17,7 @@ HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: node 0 has 0-3,8-11 in two caches, node 1 has 4-7,12-15."""
 
 ONE = CpuSet.parse("4-7,12-15")
-OPEN = AllocSettings(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
+OPEN = Alloc(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
 REASON = "on the NUMA node of its VM's memory"
 
 
@@ -29,7 +30,7 @@ def wishing(
 def changed(
     name: str,
     *others: ContainerRequest,
-    settings: AllocSettings = OPEN,
+    settings: Alloc = OPEN,
     wish: str = "exclusive",
     millis: int = 2000,
     memory: CpuSet = ONE,

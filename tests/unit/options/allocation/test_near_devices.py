@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AttachedDevice, ContainerRequest, Grant
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
-from kata_pin.base.settings import AllocSettings, Eligibility
+from kata_pin.base.settings import Eligibility
 from kata_pin.options.allocation.policies import create
 from kata_pin.options.allocation.pooled import node_cpus
 from tests.support.machines import Shape, host
@@ -17,7 +18,7 @@ HOST = replace(host(Shape(uppers=2, llcs=2, cores=2).cpus()), distances={0: (10,
 """16 CPUs: node 0 has 0-3,8-11 in two caches, node 1 has 4-7,12-15."""
 
 ZERO, ONE = CpuSet.parse("0-3,8-11"), CpuSet.parse("4-7,12-15")
-OPEN = AllocSettings(eligibility=Eligibility.RELAXED)
+OPEN = Alloc(eligibility=Eligibility.RELAXED)
 CARD = AttachedDevice("/dev/vfio/12", "0000:3b:00.1", 1)
 DISK = AttachedDevice("/dev/nvme0n1", "0000:01:00.0", 0)
 FUSE = AttachedDevice("/dev/fuse")

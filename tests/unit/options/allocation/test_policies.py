@@ -13,10 +13,11 @@ from kata_pin.base.allocation import (
     Decision,
     Refusal,
 )
+from kata_pin.base.config.alloc import Alloc, Fail
 from kata_pin.base.cpuset import EMPTY
 from kata_pin.base.errors import ConfigError
 from kata_pin.base.placement import KubeletState
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass, RefusalKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import Policy, other_owner
@@ -27,10 +28,10 @@ from tests.support.world import cpus
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
 
-OPEN = AllocSettings(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
+OPEN = Alloc(eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),))
 
 
-def policy(name: str = "static", chosen: AllocSettings = OPEN) -> Policy:
+def policy(name: str = "static", chosen: Alloc = OPEN) -> Policy:
     return create(name, HOST, chosen)
 
 
@@ -210,7 +211,7 @@ def test_resize_keeps_and_grows_to_the_nearest(name: str) -> None:
 
 def test_resize_that_does_not_fit_changes_nothing() -> None:
     """A running container loses nothing by a request that cannot be served, strict or not."""
-    chosen = policy("static", replace(OPEN, strict=True))
+    chosen = policy("static", replace(OPEN, fail=Fail.STRICT))
     state = after(chosen, wishing("", 4000, "a"))
     decision = chosen.change(state, wishing("", 16000, "a"))
     assert decision.state is state
@@ -226,7 +227,7 @@ def test_change_of_an_unknown_container_allocates() -> None:
 
 def test_an_unknown_container_that_runs_is_not_refused() -> None:
     """Taken in under `strict` without the CPUs it wants: it runs, so it has the shared pool."""
-    chosen = policy("annotation", replace(OPEN, strict=True))
+    chosen = policy("annotation", replace(OPEN, fail=Fail.STRICT))
     decision = chosen.change(chosen.start(), wishing("exclusive", 64000, "a"))
     assert decision.refused is not None
     assert not decision.refused.strict
@@ -239,9 +240,9 @@ def test_shared_minimum() -> None:
     refused = policy().allocate(policy().start(), container(15000, pod(kata=False))).refused
     assert refused is not None
     assert refused.kind is RefusalKind.SHARED_MINIMUM
-    wide = policy(chosen=replace(OPEN, shared_min=4))
+    wide = policy(chosen=replace(OPEN, shared_minimum=4))
     assert wide.allocate(wide.start(), container(13000, pod(kata=False))).refused is not None
-    narrow = policy(chosen=replace(OPEN, shared_min=1))
+    narrow = policy(chosen=replace(OPEN, shared_minimum=1))
     assert narrow.allocate(narrow.start(), container(15000, pod(kata=False))).refused is None
 
 
@@ -283,7 +284,7 @@ def test_who_waits_is_served_when_cpus_return(name: str) -> None:
 @pytest.mark.parametrize("by_pod", [True, False])
 def test_strict_refuses_and_leaves_no_trace(by_pod: bool) -> None:
     """Strict, by node or by pod: nothing is given and nothing changes."""
-    chosen = policy("annotation", OPEN if by_pod else replace(OPEN, strict=True))
+    chosen = policy("annotation", OPEN if by_pod else replace(OPEN, fail=Fail.STRICT))
     state = after(chosen, wishing("exclusive", 12000, "a"))
     notes = {POLICY_KEY: "exclusive", **({FAIL_KEY: "strict"} if by_pod else {})}
     request = container(4000, pod("b", annotations=notes))
@@ -296,7 +297,7 @@ def test_strict_refuses_and_leaves_no_trace(by_pod: bool) -> None:
 
 def test_strict_does_not_concern_who_asks_for_nothing() -> None:
     """Containers of the shared pool start on a full strict node."""
-    chosen = policy("static", replace(OPEN, strict=True))
+    chosen = policy("static", replace(OPEN, fail=Fail.STRICT))
     state = after(chosen, wishing("", 14000, "a"))
     assert chosen.allocate(state, container(500, pod("b"))).refused is None
 
@@ -427,7 +428,7 @@ def test_full_pcpus_only_counts_single_cpus_as_the_kubelet_does() -> None:
     """A reserved CPU's sibling is in no whole core, but counts when packages are ordered."""
     two = host(Shape(uppers=2, cores=4).cpus())
     options = {"full-pcpus-only": "true"}
-    chosen = create("static", two, AllocSettings(reserved=cpus("0"), options=options))
+    chosen = create("static", two, Alloc(reserved=cpus("0"), options=options))
     first, second = container(6000, pod("a", kata=False)), container(2000, pod("b", kata=False))
     state = after(chosen, first, second)
     assert state.exclusive == cpus("1-4,9-12")
@@ -441,7 +442,7 @@ def test_full_pcpus_only_counts_single_cpus_as_the_kubelet_does() -> None:
 def test_full_pcpus_only_with_unequal_cores() -> None:
     """A core with one thread offline is no reason to hand out half of another one."""
     chosen = create(
-        "topology", halved(), replace(OPEN, options={"full-pcpus-only": "true"}, shared_min=1)
+        "topology", halved(), replace(OPEN, options={"full-pcpus-only": "true"}, shared_minimum=1)
     )
     state = after(chosen, wishing("exclusive", 2000, "a"))
     assert state.exclusive == cpus("1,4")
@@ -469,7 +470,7 @@ def test_who_else_decides() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_decline(strict: bool) -> None:
     """While another decides nothing changes; only containers with chosen CPUs are refused."""
-    chosen = policy("annotation", replace(OPEN, strict=strict))
+    chosen = policy("annotation", replace(OPEN, fail=Fail.STRICT if strict else Fail.BEST_EFFORT))
     state = after(chosen, wishing("exclusive", 2000, "a"))
     refusal = Refusal(RefusalKind.KUBELET_STATIC, "the kubelet decides")
     innocent = chosen.decline(state, container(2000, pod("b")), refusal)
@@ -482,7 +483,7 @@ def test_decline(strict: bool) -> None:
 @pytest.mark.parametrize("name", ["static", "topology"])
 def test_no_innocent_pod_fails_where_the_kubelet_decides(name: str) -> None:
     """A strict node whose kubelet is static: Guaranteed pods are the kubelet's, none is refused."""
-    chosen = policy(name, replace(OPEN, strict=True))
+    chosen = policy(name, replace(OPEN, fail=Fail.STRICT))
     refusal = other_owner(KubeletState("static", cpus("0-7")))
     assert refusal is not None
     assert chosen.decline(chosen.start(), container(2000, pod("b")), refusal).refused is None
@@ -511,7 +512,7 @@ def test_candidates_of_the_kubelets_choice() -> None:
 
 def test_candidates_end_where_the_request_is_served() -> None:
     """Steps that were not needed are not listed."""
-    chosen = policy(chosen=replace(OPEN, shared_min=1))
+    chosen = policy(chosen=replace(OPEN, shared_minimum=1))
     told_of = chosen.candidates(chosen.start(), container(8000))
     assert [(one.level, one.unit) for one in told_of if one.taken] == [("node", 0)]
     assert {one.level for one in told_of} == {"node"}

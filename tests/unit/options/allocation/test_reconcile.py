@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import POLICY_KEY, AllocState, ContainerRequest, RunningContainer
+from kata_pin.base.config.alloc import Alloc
 from kata_pin.base.cpuset import EMPTY, HostTopology
 from kata_pin.base.placement import KubeletState
-from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
+from kata_pin.base.settings import AllowRule, Eligibility
 from kata_pin.base.values import CpuClass, GrantKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import Policy
@@ -21,8 +22,8 @@ from tests.support.world import cpus
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
 
-OPEN = AllocSettings(
-    eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),), shared_min=2
+OPEN = Alloc(
+    eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),), shared_minimum=2
 )
 
 
@@ -68,7 +69,7 @@ def test_nothing_happened(name: str) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_vms_own_cpus_cost_no_container_its_own(lost: bool) -> None:
     """A VM that had to use the pool does so again, before a container served later falls back."""
-    chosen = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    chosen = replace(OPEN, shared_minimum=5, own_cpus=2)
     policy = create("annotation", HOST, chosen)
     kata = container(500, pod("k", annotations={POLICY_KEY: "exclusive"}))
     state = policy.allocate(policy.start(), kata).state
@@ -85,7 +86,7 @@ def test_a_shrink_serves_who_waits() -> None:
 
     Both serve it at the cost of its own VM's CPUs.
     """
-    chosen = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    chosen = replace(OPEN, shared_minimum=5, own_cpus=2)
     policy = create("annotation", HOST, chosen)
     of = pod("k", annotations={POLICY_KEY: "exclusive"})
     large = wishing("exclusive", 6000, "r")
@@ -210,7 +211,7 @@ def test_older_containers_come_first() -> None:
 
 def test_minimum_holds_beside_vms() -> None:
     """A VM's own CPUs that are given up for its container do not hide a pool too small."""
-    chosen = replace(OPEN, vm=VmSettings(own_cpus=2), housekeeping=cpus("1,9"), shared_min=5)
+    chosen = replace(OPEN, own_cpus=2, housekeeping=cpus("1,9"), shared_minimum=5)
     full = create("static", HOST, chosen)
     state = full.allocate(full.start(), container(2000, pod("a"))).state
     small = create("static", offline("4-7,12-15"), chosen)
@@ -221,7 +222,7 @@ def test_minimum_holds_beside_vms() -> None:
 
 def test_what_a_vm_gives_back_serves_who_waits() -> None:
     """A pod that wants nothing exclusive any more makes room at the same time."""
-    chosen = replace(OPEN, vm=VmSettings(own_cpus=2))
+    chosen = replace(OPEN, own_cpus=2)
     full = create("annotation", HOST, chosen)
     other = pod("b", annotations={POLICY_KEY: "exclusive"})
     state = full.start()
@@ -257,7 +258,7 @@ def test_observed_cpus_that_can_not_be_its_own(cpu_list: str) -> None:
 
 def test_lost_state_of_vms() -> None:
     """A Kata container's cpuset contains its VM's CPUs and housekeeping too: nothing moves."""
-    chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
+    chosen = replace(OPEN, housekeeping=cpus("7,15"), own_cpus=1)
     policy = create("topology", HOST, chosen)
     state = policy.start()
     for uid in ("a", "b"):
@@ -288,7 +289,7 @@ def test_settings_changed() -> None:
 
 def beside_a_gap() -> tuple[Policy, AllocState]:
     """Return a VM with CPUs of its own, when CPUs nearer to its container have become free."""
-    chosen = replace(OPEN, vm=VmSettings(own_cpus=2), housekeeping=cpus("6-7,14-15"))
+    chosen = replace(OPEN, own_cpus=2, housekeeping=cpus("6-7,14-15"))
     policy = create("topology", HOST, chosen)
     state = policy.start()
     for request in (wishing("exclusive", 2000, "x"), container(2000, pod("a"))):
@@ -309,7 +310,7 @@ def test_own_cpus_of_vms_stay() -> None:
 
 def test_own_cpus_of_vms_stay_beside_shared_containers() -> None:
     """A VM keeps its own CPUs also where a container without exclusive ones is its pod's first."""
-    chosen = replace(OPEN, vm=VmSettings(own_cpus=2))
+    chosen = replace(OPEN, own_cpus=2)
     policy = create("topology", HOST, chosen)
     owner = pod("a")
     state = policy.start()
@@ -355,7 +356,7 @@ def test_kubelets_checkpoint_and_back() -> None:
 
 def test_checkpoint_of_a_node_with_housekeeping() -> None:
     """CPUs that are not exclusive are in the default set: together it is the whole host."""
-    chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
+    chosen = replace(OPEN, housekeeping=cpus("7,15"), own_cpus=1)
     policy = create("static", HOST, chosen)
     state = policy.allocate(policy.start(), container(2000, pod("a"))).state
     kubelet: KubeletState = as_kubelet(state)
@@ -366,7 +367,7 @@ def test_checkpoint_of_a_node_with_housekeeping() -> None:
 
 def test_who_waits_comes_after_who_has() -> None:
     """CPUs that fell to the younger of two stay there: a second look changes nothing."""
-    settings = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    settings = replace(OPEN, shared_minimum=5, own_cpus=2)
     policy = create("static", HOST, settings)
     older, younger = container(2000, pod("a", kata=False)), container(2000, pod("b"))
     state = policy.start()

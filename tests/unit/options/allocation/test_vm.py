@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.allocation import AllocState, ContainerRequest
-from kata_pin.base.settings import AllocSettings, Eligibility, VmSettings
+from kata_pin.base.config.alloc import Alloc
+from kata_pin.base.settings import Eligibility
 from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.pooled import vcpus
@@ -17,11 +18,11 @@ from tests.support.world import cpus
 HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
 """16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
 
-PLAIN = AllocSettings(eligibility=Eligibility.RELAXED)
-OWN = replace(PLAIN, vm=VmSettings(own_cpus=2))
+PLAIN = Alloc(eligibility=Eligibility.RELAXED)
+OWN = replace(PLAIN, own_cpus=2)
 
 
-def after(chosen: AllocSettings, *requests: ContainerRequest, name: str = "static") -> AllocState:
+def after(chosen: Alloc, *requests: ContainerRequest, name: str = "static") -> AllocState:
     """Return the state in which these containers were served one after the other."""
     policy = create(name, HOST, chosen)
     state = policy.start()
@@ -106,7 +107,7 @@ def test_own_cpus_stay_when_the_pool_needs_more() -> None:
 
 def test_own_cpus_are_given_up_for_a_container() -> None:
     """Where both do not fit any more, the container is served and its VM runs in the pool."""
-    chosen = replace(OWN, shared_min=4)
+    chosen = replace(OWN, shared_minimum=4)
     policy = create("static", HOST, chosen)
     owner = pod("a")
     state = after(chosen, container(6000, owner, "one"))
