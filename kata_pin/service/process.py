@@ -114,13 +114,13 @@ class JournalFormatter(OneLineFormatter):
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
-def set_up(level: str, environ: Mapping[str, str]) -> None:
+def set_up(level: str, environ: Mapping[str, str], *, journal: str = SOCKET) -> None:
     """Log from `level` on, to the journal's socket where the journal reads standard error."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if reads_stderr(environ):
         handler.setFormatter(JournalFormatter("%(message)s"))
-        if os.path.exists(SOCKET):
-            handler = JournalHandler(SOCKET, fallback=handler)
+        if os.path.exists(journal):
+            handler = JournalHandler(journal, fallback=handler)
             handler.setFormatter(OneLineFormatter("%(message)s"))
     else:
         handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
