@@ -6,7 +6,7 @@ Read by the command line, so it works without the daemon, and with whatever righ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kata_pin.base.cpuset import CpuSet
@@ -37,20 +37,15 @@ MEASURED_S: Final = 1.0
 """How long interrupts are counted."""
 
 
-def read_quiet(
-    state: State, root: HostRoot = HOST, sleep: Callable[[float], None] = time.sleep
-) -> Quiet:
-    """Return what disturbs the exclusive pCPUs of a state, counted for a second; never raises.
-
-    `sleep` passes the time between two readings of the counters.
-    """
+def read_quiet(state: State, root: HostRoot = HOST) -> Quiet:
+    """Return what disturbs the exclusive pCPUs of a state, counted for a second; never raises."""
     owned = {one.cpu: one for one in owners.owners(state)}
     online = pcpus.parse(state.node.online)
     exclusive = CpuSet(owned) & online
     if not exclusive:
         return Quiet(0.0, (), (), ())
     first = read_counters(root, exclusive)
-    sleep(MEASURED_S)
+    time.sleep(MEASURED_S)
     last = read_counters(root, exclusive)
     facts = read_facts(root, exclusive)
     claimed = Claimed(exclusive, online - exclusive)
