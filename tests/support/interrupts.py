@@ -32,7 +32,7 @@ def read_interrupts() -> list[Interrupt]:
     for line in lines:
         label, *words = line.split()
         file = Path(f"/proc/irq/{label.removesuffix(':')}/smp_affinity_list")
-        with suppress(FileNotFoundError):  # a row without a number, or one that ended
+        with suppress(OSError):  # a row without a number, or one that ended
             counts = dict(zip(cpus, map(int, words), strict=False))
             mask, mode = CpuSet.parse(file.read_text()), file.stat().st_mode
             text = " ".join(words[len(cpus) :])
