@@ -41,6 +41,7 @@ from kata_pin.records.bundles import Intake
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import History
 from kata_pin.records.hooks import HookServer, Spool
+from kata_pin.rights.broker.libc import libc
 from kata_pin.service.audits import AuditLoop, Reload
 from kata_pin.service.bindings import Bindings
 from kata_pin.service.commands import Commands, ControlServer
@@ -213,7 +214,7 @@ class Assembly:
         self._after_deep: list[Callable[[], object]] = []
         self._start_options()
         self._observers += [guests, own_cpus]
-        self._after_deep += [guests.audit, own_cpus.look]
+        self._after_deep += [guests.audit, own_cpus.look, libc().trim]
         self.passes = PassRunner(
             one.root,
             sandboxes,

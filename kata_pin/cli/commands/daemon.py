@@ -22,24 +22,27 @@ def run(session: Session) -> None:
     kata-pin unpin restores them.
     """
     if not session.config.added:
-        _import_asyncio_without_tls()
+        _import_lightly()
     from kata_pin.service.app import serve
     from kata_pin.service.configuration import load
 
     serve(session.config, lambda: load(session.config_file), debug=session.debug)
 
 
-def _import_asyncio_without_tls() -> None:
-    """Import asyncio as where Python has no OpenSSL, which takes 4 MiB.
+def _import_lightly() -> None:
+    """Import asyncio and shutil as where Python has no OpenSSL, bz2 and lzma: 4 MiB less.
 
     The daemon's own requests over TLS are made in threads (peers/http.py), where `ssl` is imported
-    as usual. Options of other packages may use asyncio's, so they keep it.
+    as usual; it has no archives. Options of other packages may, so with them all is imported.
     """
-    if "ssl" not in sys.modules:
-        sys.modules["ssl"] = None  # type: ignore[assignment] # `import ssl` raises ImportError
-        import asyncio  # noqa: F401
+    unused = [name for name in ("ssl", "bz2", "lzma") if name not in sys.modules]
+    for name in unused:
+        sys.modules[name] = None  # type: ignore[assignment] # importing it raises ImportError
+    import asyncio  # noqa: F401
+    import shutil  # noqa: F401
 
-        del sys.modules["ssl"]
+    for name in unused:
+        del sys.modules[name]
 
 
 @click.command()

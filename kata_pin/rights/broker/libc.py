@@ -1,4 +1,4 @@
-"""System calls that Python lacks: statx, prctl, capset, perf_event_open; the process connector."""
+"""What Python lacks: statx, prctl, capset, perf_event_open, malloc_trim; the process connector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from errno import ENOSYS
 from functools import cache
 from typing import Final
@@ -57,6 +58,11 @@ class Libc:
             number = self._ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return result
+
+    def trim(self) -> None:
+        """Give freed memory back to the kernel, where the C library can (malloc_trim(3), glibc)."""
+        with suppress(AttributeError):
+            self._library.malloc_trim(0)
 
     def add_watch(self, inotify: int, path: str, mask: int) -> int:
         """Watch a file or folder; return the number of the watch."""
