@@ -46,7 +46,7 @@ def test_the_deciding_process_has_no_rights(node: Node) -> None:
 
 
 def test_what_it_does_not_use_is_not_in_its_memory(node: Node) -> None:
-    """asyncio would load OpenSSL, and shutil two compressors; TLS is spoken only where an option is."""
+    """asyncio would load OpenSSL, and shutil two compressors."""
     daemon = node.start()
     with node.pod("p1") as pod:
         assert pod.announce().stderr == ""
