@@ -68,7 +68,7 @@ class Allocator:
         self.settings = core.live.now.alloc
         self.problem = ""
         self.news = AllocNews(core.events)
-        self.conflicts = PluginConflicts(core.events)
+        self.conflicts = PluginConflicts(core.events.report, time.monotonic)
         self.grants = Grants(core.registry, self.news, passes)
         self.ledger = Ledger(time.monotonic, lambda: core.node.current().topology.online)
         self.placements = PlacementFiles(core.live.now.runtime_dir, self.settings)

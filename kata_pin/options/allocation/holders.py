@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -27,7 +26,6 @@ from kata_pin.peers.nri.replies import Cpuset
 from kata_pin.placement.exclusive import exclusive_claims
 from kata_pin.placement.masks import counted, resolve_cpusets, sandbox_of
 from kata_pin.records.containers import Registry
-from kata_pin.records.history import NodeEvents
 
 # Containers with exclusive CPUs that our allocator did not give them (D28).
 #
@@ -237,9 +235,9 @@ class Name(NamedTuple):
 class PluginConflicts:
     """Records creations, and says which containers to leave alone."""
 
-    def __init__(self, events: NodeEvents, clock: Callable[[], float] = time.monotonic) -> None:
-        """`events` takes what is found; `clock` is CLOCK_MONOTONIC, in seconds."""
-        self._events = events
+    def __init__(self, report: Callable[..., None], clock: Callable[[], float]) -> None:
+        """`report` takes what is found, as that of NodeEvents; `clock` is monotonic, in seconds."""
+        self._report = report
         self._clock = clock
         self._given: dict[str, tuple[float, str]] = {}
         self._conflicts: dict[str, tuple[float, str]] = {}
@@ -318,9 +316,7 @@ class PluginConflicts:
         else:
             text = "container %s was created without kata-pin's %s, after its creation had failed "
             text += "with it: another NRI plugin may set the same"
-        self._events.report(
-            NodeEventKind.PLUGIN_CONFLICT, f"allocator: {text}", container_id, refused
-        )
+        self._report(NodeEventKind.PLUGIN_CONFLICT, f"allocator: {text}", container_id, refused)
 
     def ended(self, container_id: str) -> None:
         """Record the end of a container: its creation failed unless `created` came before."""
@@ -330,7 +326,7 @@ class PluginConflicts:
         if not fields:  # so what we set was not the reason
             self._failed.pop(name, None)
             return
-        self._events.report(
+        self._report(
             NodeEventKind.PLUGIN_CONFLICT,
             "allocator: creation of container %s failed after kata-pin set its %s; the next try is "
             "left alone",

@@ -19,7 +19,6 @@ from kata_pin.options.allocation.holders import (
     set_fields,
 )
 from kata_pin.peers.nri.replies import Cpuset
-from kata_pin.records.history import NodeEvents
 from tests.support.allotted import request
 
 
@@ -39,8 +38,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def conflicts(clock: Clock) -> PluginConflicts:
-    return PluginConflicts(NodeEvents(), clock)
+def reported() -> list[NodeEventKind]:
+    return []
+
+
+@pytest.fixture
+def conflicts(clock: Clock, reported: list[NodeEventKind]) -> PluginConflicts:
+    return PluginConflicts(lambda kind, *_: reported.append(kind), clock)
 
 
 def _one(name: str, namespace: str = "shop", attempt: int = 0) -> ContainerRequest:
@@ -212,8 +216,7 @@ def test_what_is_remembered_is_bounded(conflicts: PluginConflicts) -> None:
     assert conflicts.leaves_alone(_one(f"p{2 * REMEMBERED - 1}"))
 
 
-def test_signs_are_reported(clock: Clock) -> None:
+def test_signs_are_reported(conflicts: PluginConflicts, reported: list[NodeEventKind]) -> None:
     """A creation that fails with ours, and one that succeeds without, are events of the node."""
-    events = NodeEvents()
-    _conflict(PluginConflicts(events, clock), "p0")
-    assert events.counts == {NodeEventKind.PLUGIN_CONFLICT: 2}
+    _conflict(conflicts, "p0")
+    assert reported == [NodeEventKind.PLUGIN_CONFLICT] * 2
