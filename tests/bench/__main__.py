@@ -67,7 +67,9 @@ PARTS = {
     "hook": Part(hooks.measure, 100, 20, "what a hook costs a container"),
     "event": Part(events.measure_events, 300, 60, "from a message to the last thread verified"),
     "follow": Part(following.measure, 200, 40, "from an update without a hook to its pins"),
-    "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
+    "thread": Part(
+        events.measure_births, 40, 12, "from a thread's birth to its pin, by the VM's size"
+    ),
     "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),
     "sync": Part(
         nrinode.measure,

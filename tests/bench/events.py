@@ -9,9 +9,10 @@ Passes alone are given in CPU time of the daemon's thread.
 
 Timed for births: from the kernel's own stamp of the fork (process connector, CLOCK_MONOTONIC) until
 another process sees the affinity that the new thread should have, polling every 50 us. The daemon
-is `kata-pin run`. An iothread is added by QMP while QEMU's main thread has all pCPUs, so that it
-inherits them (floor: hearing of a thread's birth and setting its mask, bare); a vCPU is hotplugged
-as Kata does it (floor: the vCPU enters KVM_RUN, before which nothing tells what it is).
+is `kata-pin run`, at rest before each birth. An iothread is added by QMP while QEMU's main thread
+has all pCPUs, so that it inherits them (floor: hearing of a thread's birth and setting its mask,
+bare); a vCPU is hotplugged as Kata does it (floor: the vCPU enters KVM_RUN, before which nothing
+tells what it is).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Self
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Self
 
 from kata_pin.engine.runner import Turn
 from kata_pin.peers.oci import Phase
@@ -47,18 +49,34 @@ from tests.bench.figures import (
     timed,
 )
 from tests.bench.hooks import HookRunner
-from tests.bench.node import TWO_HUNDRED_SIXTY, BenchNode, Container, accelerator, scatter
-from tests.bench.service import KATA_PIN, LocalService, local_service, service
+from tests.bench.node import BenchNode, Container, accelerator, scatter
+from tests.bench.service import KATA_PIN, LocalService, ServiceProcess, local_service, service
 from tests.support.counted import Requests, counted
 from tests.support.katalike import KataSandbox
-from tests.support.qemu import Accelerator, Machine
+from tests.support.qemu import (
+    TWENTY,
+    TWO_HUNDRED_SIXTY,
+    Accelerator,
+    Machine,
+    with_one_vcpu,
+)
 from tests.support.waiting import wait_for
+
+_MACHINES: Final = {6: Machine(boot=1, maximum=1), 20: TWENTY, 260: TWO_HUNDRED_SIXTY}
+"""The VMs in which iothreads are born, by their threads."""
+
+_FEWER_ROUNDS: Final = 100
+"""So many threads that a third of the rounds must do: an unplug takes long."""
 
 _EVENT = struct.Struct("=36xIIQIIII")  # proc_event: what, cpu, timestamp_ns, then four ids
 _FORK = 1
 
 POLL_S: Final = 50e-6
 """Between two looks at a new thread's affinity; the figures are late by as much at most."""
+
+
+REST_S: Final = 0.03
+"""How long the daemon has been idle before a thread is born, unless it never is."""
 
 
 class TimedConnection(HookConnection):
@@ -211,56 +229,98 @@ async def take(daemon: LocalService, message: HookMessage) -> None:
 # ---- births --------------------------------------------------------------------------------------
 
 
+class Size(NamedTuple):
+    """VMs of so many threads: one in which iothreads are born, and one in which vCPUs are.
+
+    The second has one boot vCPU and two pCPUs, so that a hotplugged vCPU gets one of its own.
+    """
+
+    threads: int
+    grow: KataSandbox
+    plug: KataSandbox
+
+    def is_pinned(self) -> bool:
+        """Whether the main thread of the first is where its only container is."""
+        return len(os.sched_getaffinity(self.grow.pid)) == 1
+
+
 def measure_births(node: BenchNode, rounds: int) -> Iterator[Row]:
-    """Yield the rows of threads born in a VM: an iothread, and a hotplugged vCPU."""
+    """Yield the rows of threads born in VMs of each size: an iothread, and a hotplugged vCPU."""
     if accelerator() is not Accelerator.KVM:
         raise BenchError("needs KVM: under TCG nothing names a hotplugged vCPU")
     if len(node.online) < 2:
         raise BenchError("needs two pCPUs: a vCPU inherits the one")
     first, last = next(iter(node.online)), node.last_cpu
-    plug = _start(node, "plug", Machine(boot=1, maximum=4))
-    grow = _start(node, "grow", Machine(boot=1, maximum=1))
-    with service(node), Births() as births:
+    both, names = frozenset({first, last}), (f"new{number}" for number in itertools.count())
+    sizes = [_start_size(node, threads, machine) for threads, machine in _MACHINES.items()]
+    with service(node) as daemon, Births(daemon) as births:
         run = HookRunner(node)
-        for sandbox, name, cpu in ((plug, "c1", first), (plug, "c2", last), (grow, "c1", last)):
-            one = node.container(sandbox.id, name, cpus=str(cpu))
-            run.time("createRuntime", one.state(sandbox.pid))
-        both = frozenset({first, last})
-        names = (f"new{number}" for number in itertools.count())
-        bare_one, iothread, nameable, vcpu = in_turns(
-            rounds,
-            lambda: _bare_reaction(births, both),
-            lambda: _iothread_to_pin(grow, births, both, next(names)),
-            lambda: _vcpu_until(plug, births, _in_kvm_run),
-            lambda: _vcpu_until(plug, births, lambda _, tid: os.sched_getaffinity(tid) != both),
-        )
-    row = median_row("thread born to pinned (iothread)", iothread, bare_one)
+        for _, grow, plug in sizes:
+            for sandbox, name, cpu in ((plug, "c1", first), (plug, "c2", last), (grow, "c1", last)):
+                one = node.container(sandbox.id, name, cpus=str(cpu))
+                run.time("createRuntime", one.state(sandbox.pid))
+        for size in sizes:
+            few = rounds if size.threads < _FEWER_ROUNDS else max(rounds // 3, 10)
+            yield from _times_of_births(size, births, both, names, few)
+    yield from _requests_of_births(node, sizes, both, names)
+
+
+def _times_of_births(
+    size: Size, births: Births, both: frozenset[int], names: Iterator[str], rounds: int
+) -> Iterator[Row]:
+    """Yield the rows of how long births take in VMs of one size."""
+    bare_one, iothread, nameable, vcpu = in_turns(
+        rounds,
+        lambda: _bare_reaction(births, both),
+        lambda: _iothread_to_pin(size.grow, births, both, next(names)),
+        lambda: _vcpu_until(size.plug, births, _in_kvm_run),
+        lambda: _vcpu_until(size.plug, births, lambda _, tid: _is_paired(tid, both)),
+    )
+    row = median_row(
+        f"thread born to pinned (iothread), {size.threads} threads", iothread, bare_one
+    )
     bar = max(2.0, 20 * bare_one.median * MS)
     yield dataclasses.replace(row, bar=bar, bar_on_ratio=False)
-    yield median_row("vCPU hotplugged to paired", vcpu, nameable, bar=4.0)
-    yield requests_row(
-        "requests of a birth (iothread), to its pin and the main thread's",
-        list(_requests_of_births(node, grow, both, names)),
-    )
+    yield median_row(f"vCPU hotplugged to paired, {size.threads} threads", vcpu, nameable, bar=4.0)
 
 
 def _requests_of_births(
-    node: BenchNode, sandbox: KataSandbox, everywhere: frozenset[int], names: Iterator[str]
-) -> Iterator[list[str]]:
-    """Yield what the birth of an iothread asks of the broker, some times."""
+    node: BenchNode, sizes: Sequence[Size], both: frozenset[int], names: Iterator[str]
+) -> Iterator[Row]:
+    """Yield the rows of what births ask of the broker in VMs that have no young threads."""
     requests = Requests(node.root / "requests")
+    asked: dict[str, list[list[str]]] = {}
 
-    def is_pinned() -> bool:
-        return os.sched_getaffinity(sandbox.pid) != everywhere
+    def take(kind: str, size: Size) -> None:
+        name = f"requests of a birth ({kind}), {size.threads} threads"
+        asked.setdefault(name, []).append(requests.taken())
 
-    with service(node, (*counted(node.root / "requests"), *KATA_PIN)), Births() as births:
+    def is_paired(size: Size, _: int, tid: int) -> bool:
+        if paired := _is_paired(tid, both):
+            take("vCPU, to its pair", size)
+        return paired
+
+    command = (*counted(node.root / "requests"), *KATA_PIN)
+    with service(node, command) as daemon, Births(daemon) as births:
         for _ in range(3):
-            wait_for(is_pinned, "the VM to be pinned")
+            wait_for(lambda: all(size.is_pinned() for size in sizes), "the VMs to be pinned")
             time.sleep(YOUNG_S * 1.25)
-            requests.taken()
-            _iothread_to_pin(sandbox, births, everywhere, next(names))
-            wait_for(is_pinned, "the main thread to be pinned")
-            yield requests.taken()
+            for size in sizes:
+                requests.taken()
+                _iothread_to_pin(size.grow, births, both, next(names))
+                wait_for(size.is_pinned, "the main thread to be pinned")
+                take("iothread, to its pin and the main thread's", size)
+            for size in sizes:
+                requests.taken()
+                _vcpu_until(size.plug, births, partial(is_paired, size))
+    for name, rounds in asked.items():
+        yield requests_row(name, rounds)
+
+
+def _start_size(node: BenchNode, threads: int, machine: Machine) -> Size:
+    """Start the VMs of a size, each with all pCPUs until its pods have theirs."""
+    grow = _start(node, f"grow{threads}", machine)
+    return Size(threads, grow, _start(node, f"plug{threads}", with_one_vcpu(threads)))
 
 
 def _start(node: BenchNode, name: str, machine: Machine) -> KataSandbox:
@@ -273,9 +333,13 @@ def _start(node: BenchNode, name: str, machine: Machine) -> KataSandbox:
 
 
 class Births:
-    """A subscription to process events of our own, for the kernel's stamps of forks."""
+    """A subscription to process events of our own, for the kernel's stamps of forks.
 
-    def __init__(self) -> None:
+    `daemon` is what hears of them too.
+    """
+
+    def __init__(self, daemon: ServiceProcess | None = None) -> None:
+        self._daemon = daemon
         self._socket: socket.socket = process_events(1, execs=True)
 
     def __enter__(self) -> Self:
@@ -285,7 +349,13 @@ class Births:
         self._socket.close()
 
     def drain(self) -> None:
-        """Forget what came so far."""
+        """Let the daemon end what it does, five seconds at most; forget what came so far."""
+        daemon, until = self._daemon, time.monotonic() + 5
+        while daemon is not None and time.monotonic() < until:
+            used_s = daemon.cpu_s()
+            time.sleep(REST_S)
+            if daemon.cpu_s() - used_s < REST_S / 20:
+                break
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._socket.recv(4096)
@@ -344,6 +414,11 @@ def until_done(pid: int, births: Births, done: Callable[[int, int], bool]) -> fl
             raise BenchError("a new thread was not pinned within 5 s")
         time.sleep(POLL_S)
     return time.monotonic() - born
+
+
+def _is_paired(tid: int, both: frozenset[int]) -> bool:
+    """Whether a vCPU of two has a pCPU of its own; it inherited both."""
+    return os.sched_getaffinity(tid) != both
 
 
 def _in_kvm_run(tgid: int, tid: int) -> bool:

@@ -34,12 +34,12 @@ from kata_pin.peers.oci import Phase
 from kata_pin.records.hooks import HookMessage
 from tests.bench.events import TimedConnection, Waits, bare
 from tests.bench.figures import BenchError, Row, Samples, median_row, timed
-from tests.bench.node import TWENTY, BenchNode, accelerator
+from tests.bench.node import BenchNode, accelerator
 from tests.bench.service import LocalService, local_service
 from tests.support import nriruntime
 from tests.support.katalike import KataSandbox, Runtime
 from tests.support.nriruntime import Peer
-from tests.support.qemu import Accelerator
+from tests.support.qemu import TWENTY, Accelerator
 from tests.support.specimen import CpusetCgroup, cpuset_cgroup
 
 SANDBOXES: Final = 100

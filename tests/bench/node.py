@@ -30,17 +30,9 @@ from tests.support import qemu
 from tests.support.daemon import QUIET
 from tests.support.hooks import INTERPRETER
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
-from tests.support.qemu import QEMU, Accelerator, Machine
+from tests.support.qemu import QEMU, TWENTY, Accelerator, Machine
 from tests.support.vmmhost import SHIMS
 from tests.support.waiting import wait_for
-
-TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
-"""20 threads under KVM: 14 vCPUs, 2 iothreads, main, RCU, two of QEMU's and KVM's own."""
-
-TWO_HUNDRED_SIXTY = Machine(
-    boot=128, maximum=128, iothreads=tuple(f"io{number}" for number in range(128))
-)
-"""260 threads under KVM: 128 vCPUs, 128 iothreads and the four others."""
 
 SHM = "/dev/shm"
 

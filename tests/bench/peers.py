@@ -19,9 +19,10 @@ from tests.bench.events import Births, Waits, messages_of, take, until_done
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, timed
 from tests.bench.hooks import HookRunner
 from tests.bench.libvirt import DOMAIN, Libvirt
-from tests.bench.node import TWENTY, BenchNode, scatter
+from tests.bench.node import BenchNode, scatter
 from tests.bench.service import KATA_PIN, local_service, service
 from tests.support.katalike import KataSandbox
+from tests.support.qemu import TWENTY
 
 PLUGS = 20
 

@@ -15,12 +15,17 @@ from kata_pin.engine import sandboxes
 from kata_pin.vmm.role_cache import YOUNG_S
 from tests.support.counted import Requests, counted
 from tests.support.daemon import QUIET, Node, Pod, private_node
-from tests.support.qemu import Accelerator, Machine, accelerator
+from tests.support.qemu import (
+    TWENTY,
+    TWO_HUNDRED_SIXTY,
+    Accelerator,
+    Machine,
+    accelerator,
+    with_one_vcpu,
+)
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
-
-TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
 
 OF_STRANGERS = frozenset({"executable", "executables", "slow-file", "child", "end-child"})
 """Rows that other new processes of the machine cost, too: each is looked at once or twice."""
@@ -114,7 +119,14 @@ def test_a_container_without_a_vm(daemon: Counted) -> None:
     assert sorted(fewest) == ["executable", "slow-file", "slow-file"], "its command line, too"
 
 
-@pytest.mark.parametrize("machine", [Machine(boot=1), TWENTY], ids=["6 threads", "20 threads"])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(Machine(boot=1), id="6 threads"),
+        pytest.param(TWENTY, id="20 threads"),
+        pytest.param(TWO_HUNDRED_SIXTY, id="260 threads"),
+    ],
+)
 def test_a_birth_asks_about_the_born_thread_alone(daemon: Counted, machine: Machine) -> None:
     """What it inherited is set first; then a request per look tells what it is, whatever the size.
 
@@ -136,3 +148,21 @@ def test_a_birth_asks_about_the_born_thread_alone(daemon: Counted, machine: Mach
         assert 0 < asked.count("system-calls") <= 5 * len(sandboxes.YOUNG_S)
         assert set(asked) <= {"affinities", "system-calls", "sandbox-state-go"}
         assert asked.count("sandbox-state-go") <= 1, "for the guest, once the pins stand"
+
+
+@pytest.mark.parametrize("threads", [6, 20, 260])
+def test_a_hotplugged_vcpu_is_asked_about_alone(daemon: Counted, threads: int) -> None:
+    """It is paired by one request, once a look has shown what it is, whatever the size."""
+    if accelerator() is not Accelerator.KVM:
+        pytest.skip("under TCG no thread is asked about")
+    with _settled(daemon, with_one_vcpu(threads)) as pod:
+        pod.create("c2", "0", exclusive=True)
+        before = set(pod.kata.tids())
+        daemon.taken()
+        pod.kata.shim.plug(1)
+        (tid,) = set(pod.kata.tids()) - before
+        wait_for(lambda: len(os.sched_getaffinity(tid)) == 1, "the new vCPU to be paired")
+        asked = daemon.taken()
+        assert asked.count("affinities") == 1
+        assert 0 < asked.count("system-calls") <= len(sandboxes.YOUNG_S)
+        assert set(asked) <= {"affinities", "system-calls", "sandbox-state-go"}

@@ -92,6 +92,20 @@ class Machine:
     extra: tuple[str, ...] = ()
 
 
+TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
+"""20 threads under KVM: 14 vCPUs, 2 iothreads, main, RCU, two of QEMU's and KVM's own."""
+
+TWO_HUNDRED_SIXTY = Machine(
+    boot=128, maximum=128, iothreads=tuple(f"io{number}" for number in range(128))
+)
+"""260 threads under KVM: 128 vCPUs, 128 iothreads and the four others."""
+
+
+def with_one_vcpu(threads: int) -> Machine:
+    """Return a VM of so many threads under KVM, all but five of them iothreads."""
+    return Machine(boot=1, maximum=4, iothreads=tuple(f"io{n}" for n in range(threads - 5)))
+
+
 @functools.cache
 def busy_machine(folder: Path) -> Machine:
     """Return a VM whose only vCPU never rests: its firmware, made in `folder`, jumps to itself."""
