@@ -325,7 +325,7 @@ class Engine(Struct, frozen=True):
         if (
             before is not None
             and before[0] == inputs
-            and are_placed_alike(before[1], threads, node.topology)
+            and are_placed_alike(before[1], threads, node.topology, before[2], pairs)
         ):
             placement = before[2]
         else:

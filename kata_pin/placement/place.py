@@ -334,30 +334,49 @@ def _with_katas_pins(released: Placement, kata: KataPinning, wants: Sequence[Wan
 
 
 def are_placed_alike(
-    before: Sequence[Thread], threads: Sequence[Thread], topology: HostTopology
+    before: Sequence[Thread],
+    threads: Sequence[Thread],
+    topology: HostTopology,
+    found: Placement,
+    kept: Mapping[ThreadKey, int],
 ) -> bool:
-    """Whether `place` has the same answer for these threads as for those before, in this order."""
-    return before == threads or _relevant(before, topology) == _relevant(threads, topology)
+    """Whether `place` has the same answer for these threads as for those before, in this order.
+
+    `found` is that answer, with these pairs kept. An affinity counts where it is one CPU that the
+    thread may stay on: that of any thread while there are isolated CPUs, and that of a vCPU unless
+    each run was kept for the vCPU that has it: then none is left to give by what is observed.
+    """
+    if before == threads:
+        return True
+    counting = frozenset(ThreadRole) if topology.isolated else _VCPUS
+    if counting is _VCPUS and _all_kept(found, kept):
+        counting = frozenset()
+    return _relevant(before, counting) == _relevant(threads, counting)
+
+
+_VCPUS: Final = frozenset({ThreadRole.VCPU})
+
+
+def _all_kept(found: Placement, kept: Mapping[ThreadKey, int]) -> bool:
+    """Whether there are runs, and each is the one in which its vCPU's kept CPU is."""
+    given = pairs(found)
+    return bool(given) and all(kept.get(key) in found.desired[key].wanted for key in given)
 
 
 def _relevant(
-    threads: Iterable[Thread], topology: HostTopology
+    threads: Iterable[Thread], counting: Collection[ThreadRole]
 ) -> list[tuple[ThreadKey, Role, str, CpuSet, CpuSet | None]]:
     """Return what `place` goes by of each thread: the same threads have the same placement.
 
-    An affinity counts where it is one CPU that the thread may stay on: that of a vCPU (also one
-    with a pair, which may be lost), and of any thread while there are isolated CPUs.
+    `counting` are the roles whose affinity may count.
     """
-    isolated = bool(topology.isolated)
     return [
         (
             task.key,
             role,
             task.cgroup,
             task.cpuset,
-            task.affinity
-            if (isolated or role.role is ThreadRole.VCPU) and len(task.affinity) == 1
-            else None,
+            task.affinity if role.role in counting and len(task.affinity) == 1 else None,
         )
         for task, role in threads
     ]

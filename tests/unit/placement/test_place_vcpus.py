@@ -484,5 +484,17 @@ def test_a_pair_that_is_lost_makes_the_affinity_relevant() -> None:
     """A vCPU whose pair has gone may stay on the CPU that it is seen on: that decides then."""
     pod, kept = sandbox(exclusive("own", "4-5")), {vcpu(0).key: 2, vcpu(1).key: 3}
     here, there = ([vcpu(0, on=one), vcpu(1, on=two)] for one, two in (("4", "5"), ("5", "4")))
-    assert place(pod, here, node(), kept=kept) != place(pod, there, node(), kept=kept)
-    assert not are_placed_alike(here, there, flat(16))
+    found = place(pod, here, node(), kept=kept)
+    assert found != place(pod, there, node(), kept=kept)
+    assert not are_placed_alike(here, there, flat(16), found, kept)
+
+
+def test_where_every_pair_is_kept_no_affinity_is_relevant() -> None:
+    """Threads that another writer scattered, or pinned, are placed as before without deciding."""
+    pod = sandbox(exclusive("own", "4-5"), S)
+    here, there = ([vcpu(n, on=cpus) for n in range(3)] for cpus in ("0-7", "5"))
+    found = place(pod, here, node())
+    kept = pairs(found)
+    assert place(pod, there, node(), kept=kept) == place(pod, here, node(), kept=kept) == found
+    assert are_placed_alike(here, there, flat(16), found, kept)
+    assert not are_placed_alike(here, there, flat(16), found, {})
