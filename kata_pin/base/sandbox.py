@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.values import (
@@ -269,6 +270,15 @@ class Sandbox(Struct, frozen=True):
     def pod_uid(self) -> str:
         """Return the pod's uid, empty when no record has it."""
         return next((c.pod_uid for c in self.containers if c.pod_uid), "")
+
+    @property
+    def decisive(self) -> Sandbox:
+        """This sandbox as decisions see it: without which message reported a container, and when.
+
+        A hook or event that reports nothing new changes nothing else.
+        """
+        seen = tuple(replace(one, source="", recorded_ns=0) for one in self.containers)
+        return replace(self, containers=seen)
 
     @property
     def handler(self) -> str:

@@ -319,8 +319,8 @@ class Engine(Struct, frozen=True):
         has_cpuset = any(one.cpus for one in sandbox.containers)
         binding = None if release else self._binding(sandbox.id, cache)
         beside = EMPTY if has_cpuset and binding is None else self._beside(sandbox.id, node)
-        given = allotment, beside, binding
-        inputs = (sandbox, node, pairs, first_seen, given, cache.kata, release)
+        given = allotment.allocated, allotment.pool, allotment.others, beside, binding
+        inputs = (sandbox.decisive, node, pairs, first_seen, given, cache.kata, release)
         before = cache.decided
         if (
             before is not None

@@ -139,7 +139,7 @@ class Guests(Observer):
         node, inferred = self._node.last, self._agents.settings().act_on_inferred
         desired = report.placement.desired if report.placement is not None else {}
         free = [one.task.affinity for one in report.threads if one.key not in desired]
-        inputs = (sandbox, facts, node, inferred, free)
+        inputs = (sandbox.decisive, facts, node, inferred, free)
         last = self._plans.get(sandbox.id)
         if last is not None and last.placement is report.placement and last.inputs == inputs:
             return last.plan

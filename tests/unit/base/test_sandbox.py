@@ -35,3 +35,12 @@ def test_guest_siblings() -> None:
     """vCPUs of one guest core share a number; no threads means none are siblings."""
     assert [GuestTopology(threads=2).siblings_of(i) for i in range(4)] == [0, 0, 1, 1]
     assert GuestTopology(threads=0).siblings_of(3) == 3
+
+
+def test_who_reported_a_container_decides_nothing() -> None:
+    """A later message that reports the same is no reason to decide again; other CPUs are."""
+    one = shared("a", "1")
+    pod = Sandbox("s1", (one,))
+    again = replace(one, source="hook:poststart", recorded_ns=one.recorded_ns + 1)
+    assert replace(pod, containers=(again,)).decisive == pod.decisive
+    assert Sandbox("s1", (shared("a", "2"),)).decisive != pod.decisive
