@@ -12,6 +12,7 @@ whatever else changes asks for the next pass.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
@@ -104,9 +105,9 @@ class Engine(Struct, frozen=True):
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
     ) -> Vmm | None:
         """Return the sandbox's VMM as of now, which the next pass need not find again."""
+        asked = time.monotonic()
         await self.search.prepare(sandbox_id, containers, cache.vmm)
-        if cache.vmm is None:  # nobody else is looked at where it is known
-            self._index.refresh()
+        self._index.refresh(since=asked)
         cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
         return cache.vmm
 
@@ -120,11 +121,13 @@ class Engine(Struct, frozen=True):
         release: bool = False,
         foreseen: bool = False,
         threads_only: bool = False,
+        as_of: float = math.inf,
     ) -> Steps[Report]:
         """Run a pass over one sandbox, which sets what differs if `act`; return its report.
 
         `release` restores every affinity instead (D18). `foreseen`: the allocator decides nothing.
         `threads_only`: processes are as they were in the pass before, if that placed the sandbox.
+        `as_of`: the process table is recent enough if it was read after this (CLOCK_MONOTONIC).
         Threads that exit meanwhile are left out; a VMM that is not found is a report without
         threads, `cache.problem` says why.
         """
@@ -133,7 +136,7 @@ class Engine(Struct, frozen=True):
         cache.same_processes = threads_only and cache.report is not None and cache.report.all_placed
         try:
             if not cache.same_processes and not self.search.is_without(sandbox_id):
-                self._index.refresh()
+                self._index.refresh(since=as_of)
             cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
             cache.configured = self._configured(sandbox_id, containers, cache)
             containers = self.believed(containers, cache)

@@ -341,8 +341,12 @@ class PassRunner:
         entry.supervisor.saw_all_marks()
         containers = self._registry.containers(sandbox_id)
         act = self._live.acts and not released
+        asked = entry.supervisor
         steps = self._engine.steps(
-            sandbox_id, containers, cache, act=act, threads_only=entry.supervisor.threads_only
+            *(sandbox_id, containers, cache),
+            act=act,
+            threads_only=asked.threads_only,
+            as_of=asked.as_of,
         )
         report = await turn.run(steps)
         containers = self._registry.containers(sandbox_id)  # hooks may have come meanwhile

@@ -122,6 +122,8 @@ class Supervisor:
         self.cause = Cause()
         self.threads_only = False
         """Whether nothing but THREADS, or a young thread, asked for the pass under way."""
+        self.as_of = 0.0
+        """What the pass under way has to see happened before this (CLOCK_MONOTONIC)."""
         self.began = 0
         """The newest ticket that was given before the last pass began."""
         self._wanted = 0
@@ -134,14 +136,20 @@ class Supervisor:
         """Set and cleared when a pass has ended, and for good when the sandbox has."""
         self._reasons: dict[str, None] = {}
         self._marked = 0.0
+        self._newest = 0.0
         self._repeats = False  # whether the pass under way was asked for by nothing new
         self._ended = False
 
-    def mark(self, reason: str) -> int:
-        """Ask for a pass; return a ticket for `wait_for_pass`. Cheap, never blocks."""
+    def mark(self, reason: str, since: float | None = None) -> int:
+        """Ask for a pass; return a ticket for `wait_for_pass`. Cheap, never blocks.
+
+        `since` is when the reason was heard of, now if not given.
+        """
         self._wanted += 1
+        now = time.monotonic()
+        self._newest = max(self._newest, now if since is None else since)
         if not self._reasons:
-            self._marked = time.monotonic()
+            self._marked = now
         self._reasons[reason] = None
         self._dirty.set()
         return self._wanted
@@ -155,6 +163,7 @@ class Supervisor:
             before = Cause((), self._marked) if self._repeats else self.cause
             reasons = dict.fromkeys((*before.reasons, *self._reasons))
             self.cause = Cause(tuple(reasons), before.since)
+            self.as_of = max(self.as_of, self._newest)
 
     async def wait_for_pass(self, ticket: int) -> Report | None:
         """Wait until a pass that began after `mark` gave `ticket` has ended; the caller's deadline.
@@ -216,6 +225,7 @@ class Supervisor:
         ticket = self.began = self._wanted
         self.threads_only = not self.has_failed and self._reasons.keys() <= THREADS
         self._repeats = not self._reasons
+        self.as_of = time.monotonic() if self._repeats else self._newest
         if self._reasons:
             self.cause = Cause(tuple(self._reasons), self._marked)
             self._reasons = {}
@@ -278,15 +288,18 @@ class Sandboxes:
             self.entered.put_nowait(entry.supervisor)
         return entry
 
-    def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
+    def mark(
+        self, sandbox_id: str, reason: str, *, event: bool = True, since: float | None = None
+    ) -> int:
         """Ask for a pass over a sandbox, new or known; return a ticket for `wait_for_pass`.
 
         `event`: something happened to the sandbox, so backing off from another writer ends (D13).
+        `since` is when that was heard of, now if not given.
         """
         entry = self.enter(sandbox_id)
         if event:
             entry.cache.other_writers.forget()
-        return entry.supervisor.mark(reason)
+        return entry.supervisor.mark(reason, since)
 
     def mark_process(self, tgid: int, reason: str) -> None:
         """Ask for a pass over the sandbox that a process works for, if any."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -232,7 +233,7 @@ class HookService:
             self._counters.hook(connection.message.stamp_ns)
 
     async def _serve(self, connection: HookConnection) -> None:
-        message = connection.message
+        message, came = connection.message, time.monotonic()
         try:
             container = self._take(message)
         except ParseError as error:
@@ -251,7 +252,7 @@ class HookService:
             return
         if self._in_window(connection, container):
             await self._ask_qemu(connection, container)
-        ticket = self._sandboxes.mark(container.sandbox_id, container.source)
+        ticket = self._sandboxes.mark(container.sandbox_id, container.source, since=came)
         if message.phase.waits_for_pins:
             report = await self._sandboxes.wait_for_pass(container.sandbox_id, ticket)
             await self._answer(connection, container, report)

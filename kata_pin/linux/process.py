@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import time
@@ -182,22 +183,26 @@ class ProcessIndex:
         self._young: set[int] = set()
         self.version = 0
         """Another one whenever a refresh found anything else than before."""
+        self._as_of = -math.inf
         self._children: dict[int, list[Process]] = {}
         self._workers: dict[int, list[Process]] = {}
 
-    def refresh(self, *, full: bool = False) -> None:
+    def refresh(self, *, full: bool = False, since: float = math.inf) -> None:
         """Look again: at new processes, or at all; raises HostError without /proc.
 
-        A process whose parent exited is read again too, because it has a new parent.
+        A process whose parent exited is read again too, because it has a new parent. A look that
+        began at `since` (CLOCK_MONOTONIC) or later is enough.
         """
-        finish(self.refresh_in_steps(full=full))
+        if self._as_of < since:
+            finish(self.refresh_in_steps(full=full))
 
     def refresh_in_steps(self, *, full: bool = False) -> Steps[None]:
         """Look again, in steps: a full look at thousands of processes takes long."""
-        path = self._root.proc()
+        path, began = self._root.proc(), time.monotonic()
         with host_errors("list", path), os.scandir(path) as entries:
             inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
         if not (full or self._young) and inodes == self._inodes:
+            self._as_of = max(self._as_of, began)
             return
         known = {} if full else self._inodes
         gone = self._processes.keys() - inodes.keys()
@@ -213,6 +218,7 @@ class ProcessIndex:
         self._inodes = {pid: inode for pid, inode in inodes.items() if pid not in unread}
         self._young &= inodes.keys()
         changed = yield from self._read({pid: inodes[pid] for pid in unread})
+        self._as_of = max(self._as_of, began)
         if changed or gone:
             self.version += 1
 

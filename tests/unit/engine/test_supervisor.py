@@ -61,6 +61,34 @@ async def test_many_marks_make_one_pass() -> None:
     assert all(report is not None for report in reports)
 
 
+async def test_a_pass_has_to_see_what_was_heard_of_last() -> None:
+    """A hook's reason is as old as its message; a pass that nothing new asked for sees all of now.
+
+    A mark that comes before the pass reads the records counts too.
+    """
+    seen: list[float] = []
+    begun = asyncio.Queue[float]()
+
+    async def pass_(sandbox_id: str) -> PassResult:
+        if len(seen) == 1:
+            supervisor.mark("another")
+            supervisor.saw_all_marks()
+        seen.append(supervisor.as_of)
+        begun.put_nowait(time.monotonic())
+        verdict = PassVerdict.RETRY if len(seen) == 3 else PassVerdict.SETTLED
+        return PassResult(Report(sandbox_id=sandbox_id), verdict)
+
+    async with asyncio.timeout(5), running(pass_) as supervisor:
+        await _settled(supervisor, supervisor.mark("hook", since=5.0))
+        before = time.monotonic()
+        await _settled(supervisor, supervisor.mark("hook", since=6.0))
+        begins = [await begun.get() for _ in range(4)]
+    assert seen[0] == 5.0
+    assert before <= seen[1] <= begins[1]
+    assert seen[2] <= seen[3] <= begins[3]
+    assert seen[3] - seen[2] >= RETRY_S[0] / 2
+
+
 async def test_who_marks_during_a_pass_waits_for_the_next_one() -> None:
     """What changed while a pass looked is looked at again; the end of that pass wakes nobody else.
 

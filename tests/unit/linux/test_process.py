@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from errno import EMFILE
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_index_sees_a_reused_pid(host: FakeHost) -> None:
     found = index.get(10)
     assert found is not None
     assert (found.comm, found.key.starttime) == ("young", 900)
+
+
+def test_index_does_not_look_twice_for_one_event(host: FakeHost) -> None:
+    """A look that began after an event shows what came of it; an older one does not."""
+    index = ProcessIndex(host.root)
+    heard = time.monotonic()
+    index.refresh(since=heard)
+    host.process(10)
+    index.refresh(since=heard)
+    assert comms(index) == {}
+    index.refresh(since=time.monotonic())
+    assert comms(index) == {10: "python"}
+    host.process(11)
+    index.refresh()
+    assert comms(index) == {10: "python", 11: "python"}
 
 
 def test_index_follows_a_new_parent(host: FakeHost) -> None:
