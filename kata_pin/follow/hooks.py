@@ -309,17 +309,19 @@ class HookService:
         )
 
     async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
-        """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
-        vmm = await self._find_vmm(container.sandbox_id)
-        if vmm is None:  # not known whose socket it is
-            return
-        cache = self._sandboxes.enter(container.sandbox_id).cache
+        """Ask for vCPU threads and iothreads; the session ends at once when the hook goes.
+
+        Meanwhile the VMM is found, which this hook of Kata's Go runtime names.
+        """
         path, settings = self._qmp_path(container), self._live.now.qmp
         session = asyncio.create_task(
-            ask_qemu(container.sandbox_id, path, vmm.process.pid, settings, self._calls)
+            ask_qemu(container.sandbox_id, path, container.pid_hint, settings, self._calls)
         )
         gone = asyncio.create_task(connection.gone.wait())
         try:
+            await asyncio.sleep(0)  # the questions are on their way
+            if await self._find_vmm(container.sandbox_id) is None:  # not known whose socket it is
+                return
             await asyncio.wait({session, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             session.cancel()
@@ -328,7 +330,7 @@ class HookService:
         if isinstance(answers, Exception):
             raise answers
         if isinstance(answers, QmpAnswers):
-            cache.qmp = answers
+            self._sandboxes.enter(container.sandbox_id).cache.qmp = answers
 
     def _qmp_path(self, container: Container) -> str:
         paths = self._live.now.paths
