@@ -369,7 +369,7 @@ class PassRunner:
         else:
             self._notify(lambda observer: observer.passed(outcome))
         turn.stop_clock()
-        return PassResult(report, verdict, turn.worked_s)
+        return PassResult(report, verdict, turn.worked_s, cache.may_grow)
 
     def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:

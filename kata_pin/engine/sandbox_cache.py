@@ -196,6 +196,11 @@ class SandboxCache(Struct):
         )
 
     @property
+    def may_grow(self) -> bool:
+        """Whether the VM may get another vCPU."""
+        return self.vmm is not None and self.roles.may_grow(self.vmm.guest.maximum)
+
+    @property
     def processes(self) -> frozenset[int]:
         """The pids whose threads the last pass read."""
         threads = self.report.threads if self.report is not None else ()

@@ -39,12 +39,16 @@ RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 """Waits between tries while a sandbox has no VMM (Firecracker's hooks run before the VM starts) or
 a pass fails; about half a minute in all."""
 
-YOUNG_S: Final = (0.0, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
-"""Waits between passes while a thread is too young to be identified: a hotplugged vCPU enters KVM
-some 1 to 3 ms after its birth; about two seconds in all. The first is 0 because any shorter than a
-millisecond takes one: epoll counts in those."""
+BORN_S: Final = 0.001
+"""How long a pass waits that was asked for by a birth alone, where the thread may be a vCPU: one
+enters KVM some 1 to 3 ms after its birth, and a pass before that finds nothing."""
 
-THREADS: Final = frozenset({"thread born", "thread exited"})
+YOUNG_S: Final = (0.0, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
+"""Waits between passes while a thread is too young to be identified; about two seconds in all. The
+first is 0 because any shorter than a millisecond takes one: epoll counts in those."""
+
+BORN: Final = "thread born"
+THREADS: Final = frozenset({BORN, "thread exited"})
 """Reasons for a pass for which no process of the node need be looked at."""
 
 LONG_S: Final = 0.02
@@ -97,11 +101,15 @@ class PassVerdict(Enum):
 
 
 class PassResult(Struct, frozen=True):
-    """A pass's report and its verdict; `worked_s` is how long it took without its pauses."""
+    """A pass's report and its verdict; `worked_s` is how long it took without its pauses.
+
+    `may_grow`: whether a thread that is born next may be a vCPU.
+    """
 
     report: Report
     verdict: PassVerdict
     worked_s: float = 0.0
+    may_grow: bool = False
 
 
 _WAITS_S: Final[dict[PassVerdict, tuple[float, ...]]] = {
@@ -138,6 +146,7 @@ class Supervisor:
         self._marked = 0.0
         self._newest = 0.0
         self._repeats = False  # whether the pass under way was asked for by nothing new
+        self._may_grow = False  # as the last pass saw it
         self._ended = False
 
     def mark(self, reason: str, since: float | None = None) -> int:
@@ -221,6 +230,8 @@ class Supervisor:
 
     async def _one_pass(self, pass_: Callable[[str], Awaitable[PassResult]]) -> PassVerdict:
         await self._dirty.wait()
+        if self._may_grow and self._reasons.keys() == {BORN}:
+            await self._rest(BORN_S)
         self._dirty.clear()
         ticket = self.began = self._wanted
         self.threads_only = not self.has_failed and self._reasons.keys() <= THREADS
@@ -241,6 +252,7 @@ class Supervisor:
         else:
             self.has_failed, self.report = False, result.report
             verdict, worked_s = result.verdict, result.worked_s
+            self._may_grow = result.may_grow
         self._done = max(self._done, ticket)
         self._finished.set()
         self._finished.clear()

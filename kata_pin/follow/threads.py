@@ -18,7 +18,7 @@ from kata_pin.base.values import Outcome
 from kata_pin.engine.counters import Counters
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.sandbox_cache import SandboxCache
-from kata_pin.engine.sandboxes import Sandboxes
+from kata_pin.engine.sandboxes import BORN, Sandboxes
 from kata_pin.linux.affinity import apply_all
 from kata_pin.linux.events import (
     Event,
@@ -162,7 +162,7 @@ class ThreadEvents:
     def _take(self, event: Event) -> None:
         match event:
             case NewThread(tgid, _):
-                self._sandboxes.mark_process(tgid, "thread born")
+                self._sandboxes.mark_process(tgid, BORN)
             case TaskExit(tgid, _):
                 self._sandboxes.mark_process(tgid, "thread exited")
             case NewProcess(pid, ppid):

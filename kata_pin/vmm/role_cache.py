@@ -183,6 +183,11 @@ class RoleCache:
             if self.qmp_others:
                 self.qmp_others &= alive
 
+    def may_grow(self, maximum: int) -> bool:
+        """Whether there may be another vCPU than those that are known, of `maximum` (0: any)."""
+        sources = [role.source for role in self._roles.values() if role.vcpu is not None]
+        return not 0 < maximum <= len(sources) or not _UNNAMED.isdisjoint(sources)
+
     def unsure(self, boot: int, maximum: int) -> bool:
         """Whether a young thread may yet show that it is a vCPU: of `maximum`, 0 for any number.
 
@@ -192,10 +197,9 @@ class RoleCache:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         if now_s >= self._young_until_s:
             return False
-        vcpus = {key: role for key, role in self._roles.items() if role.vcpu is not None}
-        guessed = any(role.source in _UNNAMED for role in vcpus.values())
-        if 0 < maximum <= len(vcpus) and not guessed:
+        if not self.may_grow(maximum):
             return False
+        vcpus = [key for key, role in self._roles.items() if role.vcpu is not None]
         newest = max(map(born, vcpus), default=(0, 0)) if len(vcpus) >= boot else (0, 0)
         return any(
             (key in vcpus or born(key) > newest) and now_s - key.starttime / _TICKS < YOUNG_S

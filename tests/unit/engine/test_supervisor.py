@@ -10,7 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from kata_pin.base.placement import Cause, Report
-from kata_pin.engine.sandboxes import LONG_S, REST, RETRY_S, PassResult, PassVerdict, Supervisor
+from kata_pin.engine import sandboxes
+from kata_pin.engine.sandboxes import (
+    BORN,
+    LONG_S,
+    REST,
+    RETRY_S,
+    PassResult,
+    PassVerdict,
+    Supervisor,
+)
 
 Outcome = PassVerdict | Exception
 
@@ -163,6 +172,31 @@ async def test_a_young_thread_is_looked_at_again() -> None:
         assert await _settled(supervisor, 1) is not None
         await asyncio.sleep(0)
     assert script.runs == 4
+
+
+async def test_a_birth_waits_until_it_may_be_seen_what_was_born(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a VM that may get another vCPU; what waits for a pass, or another reason, ends that."""
+    monkeypatch.setattr(sandboxes, "BORN_S", 3600.0)
+    began: list[tuple[str, ...]] = []
+
+    async def pass_(sandbox_id: str) -> PassResult:
+        began.append(supervisor.cause.reasons)
+        return PassResult(Report(sandbox_id=sandbox_id), PassVerdict.SETTLED, may_grow=True)
+
+    async with running(pass_) as supervisor:
+        assert await _settled(supervisor, supervisor.mark(BORN)) is not None
+        ticket = supervisor.mark(BORN)
+        await asyncio.sleep(0.01)
+        assert began == [(BORN,)]
+        assert await _settled(supervisor, ticket) is not None
+        supervisor.mark(BORN)
+        supervisor.mark("thread exited")
+        async with asyncio.timeout(5):
+            while len(began) < 3:
+                await asyncio.sleep(0)
+    assert began[1:] == [(BORN,), (BORN, "thread exited")]
 
 
 async def test_a_long_pass_is_followed_by_a_rest() -> None:
