@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kata_pin.cli.quick import DEFAULT_FILE, plain_runtime_dir, sandbox_names
+from kata_pin.cli.quick import sandbox_names
+from kata_pin.cli.session import Session
 
 if TYPE_CHECKING:
-    from kata_pin.base.config.tree import Config
     from kata_pin.base.cpuset import CpuSet
-    from kata_pin.cli.client import Provider
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])\Z")
-
-
-class Session:
-    """The options of one run, and what follows from them; what costs is made when needed."""
-
-    def __init__(self, config_file: str | None = None) -> None:
-        self.config_file = config_file
-        self.debug = False
-        self.json = False
-        self._provider: Provider | None = None
-
-    @cached_property
-    def runtime_dir(self) -> str:
-        """The daemon's directory; the file is read as YAML only if it is not plain to see.
-
-        So people can ask a daemon that runs although its file has been damaged since.
-        """
-        if self.config_file and not os.path.lexists(self.config_file):
-            return self.config.runtime_dir  # which raises what is wrong
-        return plain_runtime_dir(self.config_file or DEFAULT_FILE) or self.config.runtime_dir
-
-    @cached_property
-    def config(self) -> Config:
-        """The configuration; raises ConfigError."""
-        from kata_pin.service.configuration import load
-
-        return load(self.config_file)
-
-    def connect(self) -> Provider:
-        """Move this process off exclusive pCPUs; return where documents come from."""
-        from kata_pin.cli.client import Provider
-        from kata_pin.hook import leave_exclusive_cpus
-
-        leave_exclusive_cpus(self.runtime_dir)
-        if self._provider is None:
-            self._provider = Provider(self)
-        return self._provider
 
 
 class FiniteNumber(click.FloatRange):

@@ -151,15 +151,15 @@ def _completions(shell: str) -> list[str] | None:
         return None
     given = words.split()
     incomplete = "".join(given[int(number) : int(number) + 1])
-    command, config = _command(given[1 : int(number)])
-    if command is None or incomplete.startswith("-"):
+    plain = Plain.of(given[1 : int(number)])
+    if plain is None or incomplete.startswith("-") or len(plain.words) > 1:
         return None
-    if not command:
+    if not plain.words:
         if shell != "bash_complete":  # the others show summaries too
             return None
         return [f"plain,{name}" for name in COMMANDS if name.startswith(incomplete)]
-    runtime_dir = plain_runtime_dir(config)
-    if shell not in _FORMS or command not in OF_SANDBOXES or runtime_dir is None:
+    runtime_dir = plain_runtime_dir(plain.config or DEFAULT_FILE)
+    if shell not in _FORMS or plain.words[0] not in OF_SANDBOXES or runtime_dir is None:
         return None
     return [_FORMS[shell].format(name) for name in sandbox_names(runtime_dir, incomplete)]
 
@@ -168,23 +168,44 @@ _FORMS = {"bash_complete": "plain,{}", "zsh_complete": "plain\n{}\n_"}
 """A word as the shell's script reads it."""
 
 
-def _command(given: list[str]) -> tuple[str | None, str]:
-    """Return the command and the configuration that complete words name.
+class Plain:
+    """A command line without other options than --config FILE and --json."""
 
-    The command is empty if there is none yet, and None if there are other words.
-    """
-    command, config = "", DEFAULT_FILE
-    words = iter(given)
-    for word in words:
-        if word == "--config":
-            config = next(words, "")
-            if not os.path.exists(config):
-                return None, config
-        elif word != "--json":
-            if command or word not in COMMANDS:
-                return None, config
-            command = word
-    return command, config
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.config: str | None = None
+        self.json = False
+
+    @classmethod
+    def of(cls, given: list[str]) -> Plain | None:
+        """Return what the words say; None if it takes click to know."""
+        found = cls()
+        rest = iter(given)
+        for word in rest:
+            if word == "--config":
+                found.config = next(rest, "")
+                if not os.access(found.config, os.R_OK):
+                    return None
+            elif word == "--json":
+                found.json = True
+            elif word and not word.startswith("-"):
+                found.words.append(word)
+            else:
+                return None
+        return found if not found.words or found.words[0] in COMMANDS else None
+
+
+# Commands without click (actions.py): those that are typed most, in the form that is typed most.
+
+_ACTIONS = frozenset({"show", "pin", "unpin"})
+
+
+def action(arguments: list[str]) -> Plain | None:
+    """Return `show`, `pin` or `unpin` of one sandbox or of all; None for what click has to read."""
+    plain = None if os.environ.get(COMPLETE) else Plain.of(arguments)
+    if plain is None or len(plain.words) not in {1, 2} or plain.words[0] not in _ACTIONS:
+        return None
+    return plain
 
 
 def _columns() -> int:

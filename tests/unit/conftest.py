@@ -20,7 +20,7 @@ from kata_pin.base.documents.answers import Names, SandboxName
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import DoctorDocument, Row, Sandbox, State
 from kata_pin.base.json_text import Fields
-from kata_pin.cli.options import Session
+from kata_pin.cli.session import Session
 from kata_pin.records.containers import Registry
 from kata_pin.service.commands import ControlServer, Verb
 from kata_pin.service.protocol import encode

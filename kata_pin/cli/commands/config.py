@@ -18,10 +18,11 @@ from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.documents.answers import ConfigCheckDocument, ConfigDocument, ConfigProblem
 from kata_pin.base.errors import ConfigError, reason_of
 from kata_pin.base.values import here
-from kata_pin.cli.options import CommandGroup, Session, global_options
+from kata_pin.cli.options import CommandGroup, global_options
 from kata_pin.cli.quick import COMMANDS
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import NOT_MOUNTED, safe
+from kata_pin.cli.session import Session
 from kata_pin.service.configuration import DEFAULT_FILE, FileReading, from_data, read, read_text
 
 

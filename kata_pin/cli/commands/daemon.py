@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
 
 import click
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.cli.options import Session, complete_sandbox, cpu_list, global_options, time_span
+from kata_pin.cli.actions import change
+from kata_pin.cli.options import complete_sandbox, cpu_list, global_options, time_span
 from kata_pin.cli.render import screen
+from kata_pin.cli.session import Session
 
 
 @click.command()
@@ -80,7 +81,7 @@ def pin(session: Session, sandbox: str | None) -> int:
     Without a daemon they are set once, from /proc and Kata's state. Exit status 1 if the kernel
     refused an affinity.
     """
-    return _change(session, "pin", sandbox)
+    return change(session, "pin", sandbox)
 
 
 @click.command()
@@ -93,15 +94,7 @@ def unpin(session: Session, sandbox: str | None) -> int:
     Each thread gets the affinity that was first seen for its role, else that of pid 1. The daemon
     does not manage such a sandbox until `pin`, even after a restart.
     """
-    return _change(session, "unpin", sandbox)
-
-
-def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -> int:
-    document = session.connect().change(verb, name)
-    screen.report(document, json=session.json, by="cli.render.reports:applied")
-    refused = {"refused", "denied", "unverified"}
-    outcomes = {r.outcome for one in document.sandboxes for r in one.results}
-    return 1 if outcomes & refused or document.options_failed else 0
+    return change(session, "unpin", sandbox)
 
 
 @click.command()

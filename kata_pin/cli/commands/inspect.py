@@ -13,7 +13,6 @@ from kata_pin.base.documents.answers import ConfigDocument, MapDocument, MapSand
 from kata_pin.base.documents.state import State
 from kata_pin.base.values import Remedy, here
 from kata_pin.cli.options import (
-    Session,
     complete_sandbox,
     cpu_list,
     global_options,
@@ -22,6 +21,7 @@ from kata_pin.cli.options import (
     time_span,
 )
 from kata_pin.cli.render import screen
+from kata_pin.cli.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Container

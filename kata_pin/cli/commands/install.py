@@ -34,9 +34,10 @@ from kata_pin.cli.node.files import (
     registers_hook,
     serves_containerd,
 )
-from kata_pin.cli.options import Session, global_options, time_span
+from kata_pin.cli.options import global_options, time_span
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
+from kata_pin.cli.session import Session
 from kata_pin.service.configuration import DEFAULT_FILE, load
 from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask, decode

@@ -15,7 +15,8 @@ from kata_pin.cli.node import containerd
 from kata_pin.cli.node.changes import NodeFiles
 from kata_pin.cli.node.files import NodeFile, serves_class
 from kata_pin.cli.node.kata_class import KataClass, plan
-from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.options import global_options
+from kata_pin.cli.session import Session
 
 MAX_CPUS: Final = 240
 """The most vCPUs that Kata gives a VM on x86, less the guest's own."""

@@ -10,13 +10,13 @@ import click
 
 from kata_pin.cli.options import (
     FiniteNumber,
-    Session,
     complete_sandbox,
     global_options,
     in_namespace,
     time_span,
 )
 from kata_pin.cli.render import screen
+from kata_pin.cli.session import Session
 
 EXIT_STATUSES: Final = {"proved": 0, "violated": 3, "unproved": 4}
 

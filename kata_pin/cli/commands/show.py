@@ -5,37 +5,16 @@ from __future__ import annotations
 import re
 import time
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
-from msgspec.structs import replace
 
-from kata_pin.base.values import count
-from kata_pin.cli.options import (
-    FiniteNumber,
-    Session,
-    complete_sandbox,
-    global_options,
-    in_namespace,
-)
-from kata_pin.cli.render import screen
-from kata_pin.cli.reports.words import safe
-
-if TYPE_CHECKING:
-    from kata_pin.base.documents.measured import MemoryDocument
-    from kata_pin.base.documents.state import State
-
+from kata_pin.cli import actions
+from kata_pin.cli.options import FiniteNumber, complete_sandbox, global_options, in_namespace
+from kata_pin.cli.session import Session
 
 REFRESH_S: Final = "2"
 """Seconds between two refreshes of --watch, unless the user says otherwise."""
-
-VIEWS: Final = {
-    "overview": "cli.render.show:overview",
-    "single": "cli.render.show:single",
-    "cpus": "cli.render.cpus:cpus",
-    "memory": "options.memory.report:memory_memory",
-}
-"""The function that makes the lines of each view."""
 
 
 class Watching(click.Command):
@@ -89,54 +68,9 @@ def show(
     if cpus and namespace is not None and sandbox is None:
         raise click.UsageError("--cpus shows all pCPUs of the node: -n cannot limit it")
     view = "memory" if memory else "cpus" if cpus else "single" if sandbox else "overview"
+    clear = None if watch is None else click.clear
     while True:
-        state, remark = _found(session, sandbox, namespace, problems=problems)
-        found = _read(state, view, exact=sandbox is not None)
-        if watch is not None:
-            click.clear()
-        given = {"remark": remark} if remark and not memory else {}
-        screen.report(found, json=session.json, by=VIEWS[view], **given)
+        actions.show(session, sandbox, view, namespace, problems=problems, clear=clear)
         if watch is None:
             return
         time.sleep(watch)
-
-
-def _read(state: State, view: str, *, exact: bool) -> State | MemoryDocument:
-    """Return the state with what the command line reads itself, or the memory document."""
-    if view == "overview":
-        return state
-    if view == "single":
-        from kata_pin.cli.reports.activity import with_activity, with_network
-
-        return with_activity(with_network(state))
-    from kata_pin.base.config.options import function_of
-
-    if view == "memory":
-        found: MemoryDocument
-        found = function_of("kata_pin.options.memory.report:memory")(state, exact=exact)
-        return found
-    return replace(state, quiet=function_of("kata_pin.options.quiet.disturbance:read_quiet")(state))
-
-
-def _found(
-    session: Session, name: str | None, namespace: str | None, *, problems: bool
-) -> tuple[State, str]:
-    """Return the state of the sandboxes asked for, and what to say of the choice."""
-    provider = session.connect()
-    state = provider.state(provider.chosen(name, namespace))
-    if name is not None or not (problems or namespace):
-        return state, ""
-    from kata_pin.cli.reports.words import has_problem, within
-
-    inside = within(state.sandboxes, namespace)
-    chosen = [one for one in inside if has_problem(one)] if problems else inside
-    every = count(len(inside), "sandbox", "sandboxes")
-    if namespace:
-        every += f" in namespace {safe(namespace)}"
-    remark = "" if inside else f"no{every[1:]}"
-    if inside and problems:
-        verb = "has" if len(chosen) == 1 else "have"
-        remark = (
-            f"{len(chosen)} of {every} {verb} problems" if chosen else f"no problems in {every}"
-        )
-    return replace(state, sandboxes=tuple(chosen)), remark

@@ -15,10 +15,11 @@ from kata_pin.base.documents.state import State
 from kata_pin.base.errors import KataPinError, ParseError, StateError
 from kata_pin.base.placement import KubeletState
 from kata_pin.base.values import CpuClass
-from kata_pin.cli.options import CommandGroup, Session, complete_sandbox, cpu_list, global_options
+from kata_pin.cli.options import CommandGroup, complete_sandbox, cpu_list, global_options
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports import words
 from kata_pin.cli.reports.words import safe
+from kata_pin.cli.session import Session
 
 if TYPE_CHECKING:
     from kata_pin.base.allocation import AttachedDevice

@@ -8,8 +8,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kata_pin.cli.options import Session, global_options, time_span
+from kata_pin.cli.options import global_options, time_span
 from kata_pin.cli.render import screen
+from kata_pin.cli.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 

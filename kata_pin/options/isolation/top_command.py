@@ -18,14 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 from msgspec.structs import replace
 
-from kata_pin.cli.options import (
-    FiniteNumber,
-    Session,
-    complete_sandbox,
-    global_options,
-    in_namespace,
-)
+from kata_pin.cli.options import FiniteNumber, complete_sandbox, global_options, in_namespace
 from kata_pin.cli.render import screen
+from kata_pin.cli.session import Session
 
 if TYPE_CHECKING:
     from kata_pin.base.documents.state import State

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from kata_pin.base.documents.state import State
-from kata_pin.cli.options import Session, global_options, measured_for
+from kata_pin.cli.options import global_options, measured_for
 from kata_pin.cli.render import phrases, screen
 from kata_pin.cli.render.layout import (
     CPUS,
@@ -26,6 +26,7 @@ from kata_pin.cli.render.layout import (
     table,
 )
 from kata_pin.cli.reports.findings import NOTHING, Looked
+from kata_pin.cli.session import Session
 from kata_pin.options.pictures.picture import SEVERAL, Box, Picture, Tile, Use, fitted, picture
 
 # `kata-pin draw`: read-only.

@@ -18,8 +18,8 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.errors import ConfigError, DaemonError, RemoteProtocolError
 from kata_pin.cli.client import Provider
-from kata_pin.cli.options import Session
 from kata_pin.cli.quick import RUNTIME_DIR
+from kata_pin.cli.session import Session
 from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask
 from tests.support.commandline import run

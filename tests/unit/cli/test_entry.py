@@ -24,6 +24,7 @@ seen = {}
 sys.meta_path.insert(0, Look())
 module, name = sys.argv.pop(1).split(":")
 sys.argv[0] = "kata-pin"
+os._exit = sys.exit
 try:
     getattr(importlib.import_module(module), name)()
 except SystemExit:
@@ -67,7 +68,7 @@ def test_a_command_leaves_exclusive_pcpus_before_it_imports(
     where = (f"--config={config}",) if joined else ("--config", str(config))
     found = imported(tmp_path, *where, *command)
     assert found["kata_pin.cli.entry"] == CPUS
-    assert found["click"] == CPUS[:1]
+    assert found["kata_pin.cli.session"] == CPUS[:1]
     late = {name for name, cpus in found.items() if name.startswith("kata_pin") and cpus == CPUS}
     assert late - {"kata_pin", "kata_pin.cli"} == {
         "kata_pin.cli.entry",

@@ -122,12 +122,15 @@ def test_other_words_are_left_to_click(words: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("output", [">&-", ">/dev/full", ">&1 | sleep 0.01"])
-def test_an_output_that_fails_ends_as_with_click(output: str) -> None:
+@pytest.mark.parametrize("command", ["--help", "show", "completion bash"])
+def test_an_output_that_fails_ends_as_with_click(command: str, output: str, serve: Serve) -> None:
     """One line or none, no traceback, and the same exit status."""
+    config = serve({"state": lambda _: docs.state(docs.database())})
+    words = command if command == "--help" else f"--config {config} {command}"
     ended = []
     for module in ("main", "entry"):
         code = f"import time, kata_pin.cli.{module} as m; time.sleep(0.1); m.main()"
-        line = f"{sys.executable} -c '{code}' --help {output}; echo ${{PIPESTATUS[0]}} >&2"
+        line = f"{sys.executable} -c '{code}' {words} {output}; echo ${{PIPESTATUS[0]}} >&2"
         done = subprocess.run(
             ["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60
         )
