@@ -13,33 +13,13 @@ from msgspec import Struct, field
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.sandbox import PF_KTHREAD, ThreadKey
+from kata_pin.base.task_counters import TaskRun, TaskSample
 from kata_pin.base.values import Method, TracedKind
 
 # The kernel's running counters of tasks, CPUs and cgroups. All grow from birth or boot.
 
 TICK_NS: Final = 10_000_000
 """Resolution of /proc/stat: USER_HZ is 100 on every Linux that Kata runs on."""
-
-
-class TaskRun(NamedTuple):
-    """How long a thread ran, how long it was ready but had to wait, and in how many slices.
-
-    Time that it waits is added only when it gets a CPU: while it starves, nothing grows.
-    """
-
-    ran_ns: int
-    waited_ns: int
-    slices: int
-
-
-class TaskMoves(NamedTuple):
-    """How often a thread lost its CPU although it was ready, and was moved to another CPU.
-
-    None: this kernel does not tell.
-    """
-
-    preemptions: int | None
-    migrations: int | None
 
 
 class CpuRun(NamedTuple):
@@ -170,18 +150,6 @@ def rates_between(before: CacheUse | None, after: CacheUse | None) -> BandwidthR
 
 
 # The kernel's counters at one moment, and the rates between two of them.
-
-
-class TaskSample(NamedTuple):
-    """One thread. None: not read, or not told by this kernel.
-
-    `ready` is whether it runs or waits for a CPU right now (state R).
-    """
-
-    run: TaskRun
-    moves: TaskMoves | None
-    last_cpu: int | None
-    ready: bool
 
 
 class CpuSample(NamedTuple):

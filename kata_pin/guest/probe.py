@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Guest
-from kata_pin.base.counters import TaskRun
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import (
     AgentDenied,
@@ -27,6 +26,7 @@ from kata_pin.base.errors import (
     ParseError,
 )
 from kata_pin.base.sandbox import GuestFacts, GuestMap, MeasuredGuestCpu, ProcessKey, ThreadKey, Vmm
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import LinkState, Proof
 from kata_pin.guest.cpus import GuestPlan
 from kata_pin.guest.map import (
@@ -39,8 +39,8 @@ from kata_pin.guest.map import (
     numberings,
     runs_elsewhere,
 )
-from kata_pin.linux.counters import TaskSampler
 from kata_pin.linux.files import HostRoot, host_errors
+from kata_pin.linux.task_counters import TaskSampler
 from kata_pin.peers.agent.client import AgentClient
 from kata_pin.peers.agent.messages import RankTime, parse_cpu_times
 

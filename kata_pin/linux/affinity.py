@@ -35,9 +35,9 @@ from kata_pin.linux.files import (
     host_errors,
     read_once,
     read_text,
+    translated,
 )
 from kata_pin.linux.proc import parse_starttime, parse_stat
-from kata_pin.linux.process import translated
 from kata_pin.linux.tasks import TaskReader, as_cpuset, as_numbers, list_inodes
 from kata_pin.linux.topology import online
 from kata_pin.rights.broker.protocol import AffinityChange, Changed

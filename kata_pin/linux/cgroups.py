@@ -21,10 +21,10 @@ from kata_pin.linux.files import (
     read_cgroups,
     read_once,
     read_text,
+    translated,
 )
 from kata_pin.linux.memory import parse_hugetlb, parse_numa_stat
 from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry, check_size, clipped
-from kata_pin.linux.process import translated
 
 # A CpusetReader lives for one pass: it reads each cgroup once, so that all threads of a pass are
 # judged by the same state. Nothing is ever written.

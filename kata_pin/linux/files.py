@@ -6,18 +6,36 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import ENOENT, ESRCH
 from functools import cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kata_pin.base.errors import HostError, is_transient
+from kata_pin.base.errors import HostError, TaskGone, is_transient
 from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry, Cgroups, parse_cgroup
-from kata_pin.rights.calls import DIRECT, Calls
+
+if TYPE_CHECKING:
+    from kata_pin.rights.calls import Calls
 
 # A HostRoot lives as long as the program. A captured tree is an ordinary root; a test that wants
 # affinities there brings its own Calls.
+
+
+class _Direct:
+    """The calls of this process, whose module is imported by the first of them.
+
+    A command that reads what everybody may read makes none, and that import takes 10 ms.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        from kata_pin.rights.calls import DIRECT  # noqa: PLC0415 - see above
+
+        return getattr(DIRECT, name)
+
+
+_DIRECT: Final = cast("Calls", _Direct())
 
 
 class HostRoot(Struct, frozen=True):
@@ -29,7 +47,7 @@ class HostRoot(Struct, frozen=True):
 
     root: str = "/"
     debugfs: str = "/sys/kernel/debug"
-    calls: Calls = DIRECT
+    calls: Calls = _DIRECT
 
     @property
     def _prefix(self) -> str:
@@ -97,6 +115,16 @@ def read_bytes(path: str, limit: int = TEXT_BYTES) -> bytes:
         return data
     finally:
         os.close(fd)
+
+
+GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
+"""What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
+
+
+def translated(error: OSError, operation: str, subject: str) -> HostError:
+    """Return the HostError for a system call's error: TaskGone when the task vanished."""
+    kind = TaskGone if error.errno in GONE_ERRNOS else HostError
+    return kind(operation, subject, error.errno or 0)
 
 
 @contextmanager

@@ -9,13 +9,12 @@ descriptor's backend. Workers in the order of their creation are paired with vho
 number, and these with queues by number; that is inferred unless only one answer is possible.
 
 pyroute2 takes 0.1 s and 20 MiB to import, so it, and what only it needs, is imported by the call
-(D27): `kata-pin show` of a sandbox without an interface asks for its descriptors only.
+(D27): `kata-pin show` of a sandbox without an interface needs descriptors.py only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
@@ -28,21 +27,17 @@ from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.json_text import one_line
 from kata_pin.base.sandbox import PF_USER_WORKER
 from kata_pin.base.values import ThreadRole
-from kata_pin.linux.files import HostRoot, read_once
-from kata_pin.linux.proc import interface_of_fdinfo, kernel_worker, parse_stat
-from kata_pin.linux.process import ProcessIndex, task_names, translated
-from kata_pin.rights.broker.threads import folder_of
+from kata_pin.linux.descriptors import Descriptors, read_descriptors
+from kata_pin.linux.files import HostRoot, read_once, translated
+from kata_pin.linux.proc import kernel_worker, parse_stat
+from kata_pin.linux.process import ProcessIndex, task_names
 
 TIMEOUT_S: Final = 2.0
 MAX_LINKS: Final = 1024
 MAX_FILTERS: Final = 64
-MAX_DESCRIPTORS: Final = 65_536
 MAX_THREADS: Final = 4096
 """A compromised VMM may make many of each: the call ends there."""
 
-_TUN: Final = "/dev/net/tun"
-_MACVTAP: Final = re.compile(r"/dev/tap([0-9]{1,10})\Z")
-_VHOST: Final = re.compile(r"/dev/(vhost-[a-z]+)\Z")
 _SHOWN: Final = frozenset({"tap", "tun", "veth", "macvtap"})
 _TUN_IS_TAP: Final = 2  # IFF_TAP of linux/if_tun.h
 _INGRESS: Final = (0xFFFF0000, 0xFFFFFFF2)  # handle of an ingress qdisc; its half of a clsact one
@@ -60,17 +55,6 @@ class NetLink(Struct, frozen=True):
     redirects: tuple[int, ...] = ()
 
 
-class Descriptors(Struct, frozen=True):
-    """What the VMM has open, by descriptor number.
-
-    `queues` has one entry per queue of an interface: its name, or its index for macvtap. `vhosts`
-    are the names of vhost devices.
-    """
-
-    queues: tuple[str | int, ...] = ()
-    vhosts: tuple[str, ...] = ()
-
-
 def interfaces(root: HostRoot, pid: int) -> tuple[Interface, ...]:
     """Return the interfaces of a VMM's network namespace, by index.
 
@@ -85,30 +69,6 @@ def interfaces(root: HostRoot, pid: int) -> tuple[Interface, ...]:
         links = thread.submit(_links, root, pid).result()
     workers = read_workers(root, pid, len(descriptors.vhosts))
     return combine(links, descriptors, workers, shared=_is_shared(root, pid))
-
-
-def read_descriptors(root: HostRoot, pid: int) -> Descriptors:
-    """Return the network descriptors of a process; raises TaskGone."""
-    queues: list[str | int] = []
-    vhosts: list[str] = []
-    process = folder_of(pid, root.proc())  # a first thread that has exited has none open
-    try:
-        numbers = sorted(map(int, islice(os.listdir(f"{process}/fd"), MAX_DESCRIPTORS)))
-    except OSError as error:
-        raise translated(error, "list descriptors of", f"process {pid}") from error
-    for number in numbers:
-        try:
-            target = os.readlink(f"{process}/fd/{number}")
-            if target == _TUN:
-                name = interface_of_fdinfo(read_once(f"{process}/fdinfo/{number}"))
-                queues += [name] if name else []
-        except OSError:
-            continue  # closed meanwhile
-        if macvtap := _MACVTAP.match(target):
-            queues.append(int(macvtap[1]))
-        elif vhost := _VHOST.match(target):
-            vhosts.append(vhost[1])
-    return Descriptors(tuple(queues), tuple(vhosts))
 
 
 def read_workers(root: HostRoot, pid: int, expected: int) -> tuple[int, ...]:

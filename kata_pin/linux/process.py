@@ -10,7 +10,6 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from errno import ENOENT, ESRCH
 from operator import attrgetter
 from typing import Final
 
@@ -20,6 +19,7 @@ from kata_pin.base.errors import HostError, KataPinError, ParseError, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.steps import STEP, Steps, finish
 from kata_pin.linux.files import (
+    GONE_ERRNOS,
     HOST,
     MAX_MOUNTINFO,
     HostRoot,
@@ -28,6 +28,7 @@ from kata_pin.linux.files import (
     read_cgroups,
     read_once,
     read_text,
+    translated,
 )
 from kata_pin.linux.proc import (
     DELETED,
@@ -41,17 +42,14 @@ from kata_pin.linux.proc import (
     parse_stat,
     status_field,
 )
+from kata_pin.rights.broker.living import executable_of, executables, folder_of, living
 from kata_pin.rights.broker.protocol import FileStatus
-from kata_pin.rights.broker.threads import executable_of, executables, folder_of, living
 
 # The functions read at every call; a ProcessIndex lives as long as the daemon, or one command.
 # Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls:
 # that is TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to
 # change; `exe`, `ppid`, flags and cgroup are the kernel's. Facts are in proc_pid_stat(5),
 # proc_pid_exe(5).
-
-GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
-"""What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
 
 YOUNG_TICKS: Final = os.sysconf("SC_CLK_TCK")
 """For a second after its birth a process is read again: an exec or a kernel thread's naming may
@@ -150,12 +148,6 @@ def task_names(root: HostRoot, pid: int) -> list[str]:
         return os.listdir(path)
     except OSError as error:
         raise translated(error, "list threads of", f"process {pid}") from error
-
-
-def translated(error: OSError, operation: str, subject: str) -> HostError:
-    """Return the HostError for a system call's error: TaskGone when the task vanished."""
-    kind = TaskGone if error.errno in GONE_ERRNOS else HostError
-    return kind(operation, subject, error.errno or 0)
 
 
 def _read(folder: str, pid: int, where: str, read: Callable[[str], bytes]) -> bytes:

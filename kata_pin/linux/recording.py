@@ -17,10 +17,11 @@ from kata_pin.base.counters import CpuRun, CpuWindow, KvmCounts, Measured, Measu
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.values import Method
-from kata_pin.linux.counters import MAX_CPUS, kvm_counts, over, parse_cpu_runs, task_runs
+from kata_pin.linux.counters import MAX_CPUS, kvm_counts, parse_cpu_runs
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
 from kata_pin.linux.switches import RING_BYTES as LEAST_BYTES
 from kata_pin.linux.switches import SwitchRecorder
+from kata_pin.linux.task_counters import over, task_runs
 from kata_pin.linux.topology import online
 from kata_pin.linux.tracepoints import (
     InterruptRecorder,

@@ -23,9 +23,9 @@ from kata_pin.base.placement import Report
 from kata_pin.base.sandbox import Task, Thread, ThreadKey
 from kata_pin.base.steps import STEP, Steps
 from kata_pin.linux.cgroups import CpusetReader
-from kata_pin.linux.files import HOST, HostRoot, read_once
+from kata_pin.linux.files import GONE_ERRNOS, HOST, HostRoot, read_once, translated
 from kata_pin.linux.proc import parse_starttime, parse_stat
-from kata_pin.linux.process import GONE_ERRNOS, task_names, translated
+from kata_pin.linux.process import task_names
 
 NAMED_AFTER_S: Final = 2.0
 """A thread gets its name shortly after its birth: until it is so old, it is read in full."""

@@ -16,7 +16,6 @@ from kata_pin.base.counters import (
     Measured,
     MeasuredInterrupt,
     SeenTask,
-    TaskRun,
     bucket_end_us,
 )
 from kata_pin.base.counters import RanTask as Totals
@@ -28,6 +27,7 @@ from kata_pin.base.documents.measured import (
     RanTask,
     TimelinePart,
 )
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import Method, TaskClass, count
 from kata_pin.placement import remedies
 from kata_pin.placement.owners import FOREIGN, Known, Owner, place_of

@@ -31,9 +31,10 @@ from kata_pin.rights.broker.files import (
     trusted_uid,
 )
 from kata_pin.rights.broker.libc import libc, open_switches
+from kata_pin.rights.broker.living import executable_of, executables
 from kata_pin.rights.broker.pages import PagesMoved, PageWindow
 from kata_pin.rights.broker.protocol import MAX_NAMES, AffinityChange, Changed, FileStatus
-from kata_pin.rights.broker.threads import MAX_REPLY, KvmVcpu, ThreadCall, executable_of
+from kata_pin.rights.broker.threads import MAX_REPLY, KvmVcpu, ThreadCall
 from kata_pin.rights.broker.tunables import (
     ResctrlGroups,
     TunableWrite,
@@ -91,7 +92,7 @@ class Calls:
 
     def executables(self, pids: Sequence[int]) -> list[str]:
         """Return the names of what processes execute, empty where that cannot be seen."""
-        return threads.executables(pids)
+        return executables(pids)
 
     def system_calls(self, process: str, tids: Sequence[int]) -> list[ThreadCall]:
         """Return what threads of a process wait in; `process` is its folder in /proc.

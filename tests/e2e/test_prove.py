@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from kata_pin.base.counters import CpuWindow, Measured
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.values import Method, TaskClass, Verdict
-from kata_pin.linux.counters import task_runs
 from kata_pin.linux.files import HOST
 from kata_pin.linux.recording import Asked, cpu_runs, measure
 from kata_pin.linux.switches import SwitchRecorder
+from kata_pin.linux.task_counters import task_runs
 from kata_pin.placement.owners import Known, Owner
 from kata_pin.placement.proof import judge, judge_counts
 from kata_pin.placement.remedies import WORKQUEUES, mask

@@ -17,6 +17,7 @@ from kata_pin.base.documents.state import Interface
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.cli.reports.activity import read_network
 from kata_pin.linux import network as linux_network
+from kata_pin.linux.descriptors import read_descriptors
 from kata_pin.linux.files import HOST
 from kata_pin.linux.network import interfaces
 from kata_pin.linux.process import read_process
@@ -145,9 +146,7 @@ def test_the_tap_of_a_real_qemu() -> None:
         *("-device", "virtio-net-pci,netdev=n0,mq=on,vectors=6"),
     )
     with _namespace(TCFILTER, *argv) as pid:
-        wait_for(
-            lambda: len(linux_network.read_descriptors(HOST, pid).queues) == 2, "QEMU's queues"
-        )
+        wait_for(lambda: len(read_descriptors(HOST, pid).queues) == 2, "QEMU's queues")
         found = {one.name: one for one in interfaces(HOST, pid)}
         one = found["tap0_kata"]
         assert (one.kind, one.queues, one.peer, one.attached) == ("tap", 2, "eth0", True)

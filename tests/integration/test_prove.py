@@ -20,11 +20,11 @@ from kata_pin.base.counters import CpuWindow, InterruptKind, Measured, RanTask
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError
 from kata_pin.base.values import Method, TaskClass, Verdict
-from kata_pin.linux.counters import task_runs
 from kata_pin.linux.files import HOST
 from kata_pin.linux.interrupts import parse_interrupts
 from kata_pin.linux.recording import Asked, measure
 from kata_pin.linux.switches import SwitchRecorder
+from kata_pin.linux.task_counters import task_runs
 from kata_pin.linux.tracepoints import InterruptRecorder
 from kata_pin.placement.owners import Known, Owner
 from kata_pin.placement.proof import judge

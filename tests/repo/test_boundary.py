@@ -44,6 +44,7 @@ def uses(module: str) -> dict[str, set[Use]]:
     tree = ast.parse((path if path.exists() else path.with_suffix("") / "__init__.py").read_text())
     bound: dict[str, Use] = {}
     names: dict[str, set[tuple[str, str]]] = {}
+    lazy: dict[str, set[Use]] = {}
     for statement in tree.body:
         if isinstance(statement, ast.Import):
             bound |= {
@@ -55,17 +56,31 @@ def uses(module: str) -> dict[str, set[Use]]:
                 for one in statement.names
             }
         else:
-            read = set(evaluated(statement))
+            read, later = set(evaluated(statement)), imported_later(statement)
             for name in defined(statement):
                 names.setdefault(name, set()).update(read - {(name, "")})
+                lazy.setdefault(name, set()).update(later)
     found: dict[str, set[Use]] = {name: {of} for name, of in bound.items()}
     for name, read in names.items():
         found[name] = {
             use
             for one, attribute in read
             if (use := used(module, one, attribute, bound, names)) is not None
-        }
+        } | lazy[name]
     return found
+
+
+def imported_later(statement: ast.stmt) -> set[Use]:
+    """Return the names of kata_pin that a function or a method imports when it is called."""
+    if isinstance(statement, ast.If):  # TYPE_CHECKING
+        return set()
+    return {
+        (node.module, one.name)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kata_pin")
+        for one in node.names
+        if node.module
+    }
 
 
 def used(

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from kata_pin.base.documents.state import Cache, Network, Sandbox, State, Thread
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.base.sandbox import ProcessKey, ThreadKey
-from kata_pin.linux.counters import TaskSampler
+from kata_pin.linux.descriptors import read_descriptors
 from kata_pin.linux.files import HOST
-from kata_pin.linux.process import is_alive
+from kata_pin.linux.task_counters import TaskSampler
 
 # Read by the command line where one sandbox is looked at, from files that anybody may read.
 
@@ -79,12 +79,14 @@ def read_network(sandbox: Sandbox) -> Network | None:
     vmm = sandbox.vmm
     if vmm is None:
         return None
-    from kata_pin.linux.network import interfaces, read_descriptors
 
     workers = any(thread.role == "vhost" for thread in sandbox.threads)
     try:
         if not workers and not read_descriptors(HOST, vmm.pid).queues:
             return None
+        from kata_pin.linux.network import interfaces
+        from kata_pin.linux.process import is_alive
+
         found = interfaces(HOST, vmm.pid)
     except TaskGone:
         return Network(problem=f"VMM process {vmm.pid} has exited")

@@ -16,16 +16,16 @@ from kata_pin.base.counters import (
     CpuTimes,
     Sample,
     TaskRates,
-    TaskRun,
-    TaskSample,
     Throttling,
     rates_between,
 )
 from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.task_counters import TaskRun, TaskSample
 from kata_pin.linux.cgroups import CgroupFiles
-from kata_pin.linux.counters import TaskSampler, cpu_samples
+from kata_pin.linux.counters import cpu_samples
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.resctrl import cache_use
+from kata_pin.linux.task_counters import TaskSampler
 
 Name = TypeVar("Name", bound=str)
 

@@ -14,19 +14,21 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import LiveConfig
-from kata_pin.base.counters import IDLE_TASK, Measured, TaskRun
+from kata_pin.base.counters import IDLE_TASK, Measured
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.documents.measured import ProvedPcpu, RanTask, WatchDocument, WatchedPcpu
 from kata_pin.base.errors import HostError
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import TaskClass, Verdict
 from kata_pin.engine.counters import MetricRow, Shown, Slices, readings
 from kata_pin.engine.node import PcpuOwners, Watched
-from kata_pin.linux.counters import cpu_samples, migrations, over, task_runs
+from kata_pin.linux.counters import cpu_samples
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.switches import DRAIN_S, SwitchRecorder, refused
+from kata_pin.linux.task_counters import migrations, over, task_runs
 from kata_pin.options.isolation.episodes import NOTHING, Episode, WatchedCpu
 from kata_pin.placement import proof, proof_rows
 from kata_pin.placement.owners import FOREIGN, Known

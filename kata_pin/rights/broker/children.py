@@ -18,10 +18,10 @@ from kata_pin.rights.broker.libc import (
     CAP_SYS_PTRACE,
     libc,
 )
+from kata_pin.rights.broker.living import executable_of, folder_of
 from kata_pin.rights.broker.policy import VmmPolicy
 from kata_pin.rights.broker.protocol import MAX_READ, Answer, answer_of, serve
 from kata_pin.rights.broker.rows import ROWS, Row
-from kata_pin.rights.broker.threads import executable_of, folder_of
 
 MAX_MAPS: Final = 4 * 1024 * 1024
 """Most bytes of the two files that list mappings: a VMM may have 65,530 (vm.max_map_count)."""

@@ -37,6 +37,7 @@ from kata_pin.rights.broker.libc import (
     process_events,
     status_of,
 )
+from kata_pin.rights.broker.living import executable_of, executables
 from kata_pin.rights.broker.policy import VmmPolicy, field
 from kata_pin.rights.broker.protocol import (
     ANSWER,
@@ -68,7 +69,7 @@ from kata_pin.rights.broker.rows import (
     folders,
     programs,
 )
-from kata_pin.rights.broker.threads import ORDINARY, change_threads, executable_of, set_classes
+from kata_pin.rights.broker.threads import ORDINARY, change_threads, set_classes
 from kata_pin.rights.broker.tunables import (
     ResctrlGroups,
     ask_irqbalance,
@@ -233,7 +234,7 @@ class Operations:
         pids = array("I", values["pids"])
         if len(pids) > threads.MAX_PIDS:
             raise ValueError("too many processes")
-        return answer_of(threads.executables(pids))
+        return answer_of(executables(pids))
 
     def _program(self, values: Values, _: Sequence[int]) -> Answer:
         known = programs(self._settings)

@@ -16,9 +16,10 @@ from errno import EACCES, EBUSY, EFAULT, ENODEV, ENOENT, ENOMEM, ENOSYS, ESRCH, 
 from typing import Final, NamedTuple
 
 from kata_pin.rights.broker.libc import libc
+from kata_pin.rights.broker.living import STAT_BYTES
 from kata_pin.rights.broker.policy import field
 from kata_pin.rights.broker.protocol import mask_of, numbers_in
-from kata_pin.rights.broker.threads import STAT_BYTES, stat_fields
+from kata_pin.rights.broker.threads import stat_fields
 
 MAX_PAGES: Final = 65_536
 """Most pages of one window: 256 MiB of small pages, whose call takes about 0.1 s."""

@@ -13,9 +13,10 @@ from typing import Final
 
 from kata_pin.rights.broker.files import trusted_uid
 from kata_pin.rights.broker.libc import status_of
+from kata_pin.rights.broker.living import STAT_BYTES, executable_of
 from kata_pin.rights.broker.protocol import Settings
 from kata_pin.rights.broker.threads import ROOT as JAIL
-from kata_pin.rights.broker.threads import STAT_BYTES, check_jailed, executable_of, parts_of
+from kata_pin.rights.broker.threads import check_jailed, parts_of
 
 _PF_KTHREAD: Final = 0x0020_0000
 _KTHREADD: Final = 2

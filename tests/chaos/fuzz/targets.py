@@ -21,7 +21,16 @@ from kata_pin.base.errors import (
     RemoteProtocolError,
 )
 from kata_pin.linux import cgroups as kernel_cgroup
-from kata_pin.linux import counters, interrupts, memory, proc, process, resctrl, tracepoints
+from kata_pin.linux import (
+    counters,
+    interrupts,
+    memory,
+    proc,
+    process,
+    resctrl,
+    task_counters,
+    tracepoints,
+)
 from kata_pin.linux.events import is_about_cpu
 from kata_pin.options.allocation import orders, requests
 from kata_pin.options.cluster import values
@@ -330,12 +339,12 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [s.HIST],
         (b"{ common_cpu: 1, pid: 2 } hitcount: 3  runtime: 4\n", b"    Dropped: 0\n"),
     ),
-    "task-run": _kernel(counters.parse_task_run, "*-schedstat"),
-    "task-ready": _kernel(counters.parse_ready, "*-stat"),
+    "task-run": _kernel(task_counters.parse_task_run, "*-schedstat"),
+    "task-ready": _kernel(task_counters.parse_ready, "*-stat"),
     "task-class": _kernel(counters.parse_scheduling, "*-stat"),
-    "task-cpu": _kernel(counters.parse_last_cpu, "*-stat"),
-    "task-sched": _kernel(counters.parse_sched, "*-sched", b"\nse.nr_migrations : 7\n"),
-    "task-status": _kernel(counters.parse_switches, "*-status"),
+    "task-cpu": _kernel(task_counters.parse_last_cpu, "*-stat"),
+    "task-sched": _kernel(task_counters.parse_sched, "*-sched", b"\nse.nr_migrations : 7\n"),
+    "task-status": _kernel(task_counters.parse_switches, "*-status"),
     "schedstat": _kernel(counters.parse_cpu_runs, "schedstat", b"version 17\n", b"cpu1 "),
     "cpu-times": _kernel(counters.parse_cpu_times, "stat", b"cpu1 "),
     "interrupts": _kernel(interrupts.parse_interrupts, "interrupts", b"CPU1 ", b"LOC:"),

@@ -16,12 +16,12 @@ from kata_pin.base.counters import (
     MeasuredInterrupt,
     RanTask,
     SeenTask,
-    TaskRun,
 )
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.measured import ProveDocument
 from kata_pin.base.documents.state import State
 from kata_pin.base.sandbox import PF_KTHREAD
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import Method
 from kata_pin.cli.reports import prove
 from kata_pin.cli.reports.prove import ProofRequest

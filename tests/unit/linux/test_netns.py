@@ -12,7 +12,8 @@ import kata_pin
 from kata_pin.base.documents.state import Interface, VhostWorker
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.sandbox import PF_KTHREAD, PF_USER_WORKER
-from kata_pin.linux.network import Descriptors, NetLink, combine, read_descriptors, read_workers
+from kata_pin.linux.descriptors import Descriptors, read_descriptors
+from kata_pin.linux.network import NetLink, combine, read_workers
 from tests.support.hosttree import FakeHost
 
 PID = 100

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.base.counters import CpuRun, CpuTimes, TaskMoves, TaskRun
+from kata_pin.base.counters import CpuRun, CpuTimes
 from kata_pin.base.errors import ParseError
-from kata_pin.linux import counters
+from kata_pin.base.task_counters import TaskMoves, TaskRun
+from kata_pin.linux import counters, task_counters
 from tests.support.recordings import DATA
 
 KERNEL = DATA / "kernel"
@@ -22,7 +23,7 @@ def read(kernel: str, name: str) -> bytes:
 
 def test_a_thread_ran_waited_and_had_slices() -> None:
     """The three numbers of schedstat in their order."""
-    found = counters.parse_task_run(read("6.12", "task-schedstat"))
+    found = task_counters.parse_task_run(read("6.12", "task-schedstat"))
     assert found == TaskRun(ran_ns=534439249, waited_ns=4622344874, slices=44)
 
 
@@ -32,7 +33,7 @@ def test_a_thread_ran_waited_and_had_slices() -> None:
 def test_another_schedstat_is_refused(data: bytes) -> None:
     """Nothing is guessed."""
     with pytest.raises(ParseError, match="schedstat"):
-        counters.parse_task_run(data)
+        task_counters.parse_task_run(data)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,8 @@ def test_another_schedstat_is_refused(data: bytes) -> None:
 )
 def test_preemptions_and_migrations(kernel: str, moves: TaskMoves) -> None:
     """`sched` has both; `status`, which was read a moment before, has no migrations."""
-    assert counters.parse_sched(read(kernel, "task-sched")) == moves
-    status = counters.parse_switches(read(kernel, "task-status"))
+    assert task_counters.parse_sched(read(kernel, "task-sched")) == moves
+    status = task_counters.parse_switches(read(kernel, "task-status"))
     assert status.migrations is None
     assert 0 < (status.preemptions or 0) <= (moves.preemptions or 0)
 
@@ -52,7 +53,7 @@ def test_a_name_cannot_pass_for_a_count() -> None:
     real = read("6.12", "task-sched")
     for name in (b"x\nse.nr_migrati", b"\nse.nr_migrat:9", b"\nnr_involuntar:"):
         assert len(name) <= 15
-        assert counters.parse_sched(name + real[2:]) == counters.parse_sched(real)
+        assert task_counters.parse_sched(name + real[2:]) == task_counters.parse_sched(real)
 
 
 def test_the_kernel_s_own_text_of_a_thread_with_a_hostile_name() -> None:
@@ -74,10 +75,10 @@ def test_the_kernel_s_own_text_of_a_thread_with_a_hostile_name() -> None:
     status = Path(f"/proc/{os.getpid()}/task/{tid}/status").read_bytes()
     done.set()
     thread.join()
-    found = counters.parse_sched(text)
+    found = task_counters.parse_sched(text)
     assert found.migrations is not None
     assert found.migrations < 9 or b"se.nr_migrations" in text
-    assert counters.parse_switches(status) == TaskMoves(found.preemptions, None)
+    assert task_counters.parse_switches(status) == TaskMoves(found.preemptions, None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_the_kernel_s_own_text_of_a_thread_with_a_hostile_name() -> None:
 def test_another_sched_is_refused(data: bytes) -> None:
     """A missing or odd number is no zero."""
     with pytest.raises(ParseError):
-        counters.parse_sched(data)
+        task_counters.parse_sched(data)
 
 
 @pytest.mark.parametrize(

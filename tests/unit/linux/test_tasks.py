@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.base.counters import TaskMoves, TaskRun
 from kata_pin.base.sandbox import ThreadKey
-from kata_pin.linux import counters
-from kata_pin.linux.counters import TaskSampler
+from kata_pin.base.task_counters import TaskMoves, TaskRun
+from kata_pin.linux import task_counters
 from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.task_counters import TaskSampler
 from tests.support.played_threads import played
 from tests.support.recordings import DATA
 
@@ -51,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counts.update([name] if name in {"open", "pread", "close"} else [])
             return getattr(os, name)
 
-    monkeypatch.setattr(counters, "os", Counted())
+    monkeypatch.setattr(task_counters, "os", Counted())
     return counts
 
 

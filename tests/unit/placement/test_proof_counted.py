@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.base.counters import CpuRun, CpuWindow, Measured, TaskRun
+from kata_pin.base.counters import CpuRun, CpuWindow, Measured
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import Method, Verdict
 from kata_pin.placement.owners import Owner
 from kata_pin.placement.proof import Counted, judge_counts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.base.counters import CpuRun, CpuTimes, TaskRun
+from kata_pin.base.counters import CpuRun, CpuTimes
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.placement.proof import CpuLook, Growth, Look, growth
 
 S = 1_000_000_000

@@ -14,23 +14,17 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.config.tree import Config, Isolation, LiveConfig
-from kata_pin.base.counters import (
-    PF_NO_SETAFFINITY,
-    CpuWindow,
-    Measured,
-    RanTask,
-    SeenTask,
-    TaskRun,
-)
+from kata_pin.base.counters import PF_NO_SETAFFINITY, CpuWindow, Measured, RanTask, SeenTask
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.placement import Desired, Placement, Report, SandboxMask
 from kata_pin.base.sandbox import PF_KTHREAD, Thread
+from kata_pin.base.task_counters import TaskRun
 from kata_pin.base.values import Method, TaskClass, ThreadRole, Verdict
 from kata_pin.engine.node import PcpuOwners
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.engine.sandboxes import Sandboxes
-from kata_pin.linux import counters
+from kata_pin.linux import task_counters
 from kata_pin.linux.files import HostRoot
 from kata_pin.options.isolation import watch as module
 from kata_pin.options.isolation.watch import MOST_SKIPPED, Watch
@@ -236,7 +230,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     def task_runs(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, TaskRun]:
         threads = list(threads)
         read.append({tid for _, tid in threads})
-        return counters.task_runs(root, threads)
+        return task_counters.task_runs(root, threads)
 
     monkeypatch.setattr(module, "task_runs", task_runs)
     return read
