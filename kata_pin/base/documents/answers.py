@@ -3,8 +3,6 @@
 The commands are bind, pin, explain, history, map, metrics, names, and those of files and settings.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The documents of prove, the watch, top, who and memory: where threads may run, and do run."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct

@@ -4,8 +4,6 @@ They show its pools and owners, what a policy would give, and a kubelet checkpoi
 grants.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct

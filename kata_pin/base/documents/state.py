@@ -3,8 +3,6 @@
 A sandbox has its containers, VMM, threads and guest. The rows of `doctor` are here too.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct
