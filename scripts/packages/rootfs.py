@@ -40,13 +40,13 @@ LIBRARIES: Final = "usr/lib/kata-pin"
 """Our code and the wheels; nothing else of Python's path is used (see entry())."""
 
 
-def entry(python: str = "/usr/bin/python3") -> str:
-    """Return the program /usr/bin/kata-pin for an interpreter, given by its absolute path."""
+def entry(python: str = "/usr/bin/python3", libraries: str = f"/{LIBRARIES}") -> str:
+    """Return the program /usr/bin/kata-pin for an interpreter and libraries, by absolute paths."""
     return f"""\
 #!{python} -IS
 import sys
 
-sys.path.append("/{LIBRARIES}")
+sys.path.append("{libraries}")
 from kata_pin.cli.entry import main
 
 sys.exit(main())

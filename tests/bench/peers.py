@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.bench.commands import run_s
@@ -20,7 +20,8 @@ from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_r
 from tests.bench.hooks import HookRunner
 from tests.bench.libvirt import DOMAIN, Libvirt
 from tests.bench.node import BenchNode, scatter
-from tests.bench.service import KATA_PIN, local_service, service
+from tests.bench.service import local_service, service
+from tests.support.installed import installed
 from tests.support.katalike import KataSandbox
 from tests.support.qemu import TWENTY
 
@@ -39,11 +40,12 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     plugs = min(rounds, PLUGS)
     machine = dataclasses.replace(TWENTY, maximum=TWENTY.boot + plugs)
     [ours] = node.sandboxes
+    program = (str(installed(node.root)),)
     with Libvirt(node.root, machine) as libvirt:
         yield from asyncio.run(_passes(node, ours, libvirt, rounds))
         yield _left("libvirt with its cgroups", libvirt.pid, libvirt.tids(), node.last_cpu)
-        with service(node):
-            yield from _commands(node, ours, libvirt, rounds)
+        with service(node, program):
+            yield from _commands(node, program, ours, libvirt, rounds)
             yield _left("kata-pin", ours.pid, ours.tids(), node.last_cpu)
         node.sandboxes.append(_grown(node, plugs))
         with service(node):
@@ -76,9 +78,11 @@ def _repin(node: BenchNode, libvirt: Libvirt) -> float:
     return timed(lambda: libvirt.virsh(*libvirt.pins(node.last_cpu)))
 
 
-def _commands(node: BenchNode, ours: KataSandbox, libvirt: Libvirt, rounds: int) -> Iterator[Row]:
+def _commands(
+    node: BenchNode, program: Sequence[str], ours: KataSandbox, libvirt: Libvirt, rounds: int
+) -> Iterator[Row]:
     """Yield the rows of command lines: from exec to exit, on both sides."""
-    command = (*KATA_PIN, "--config", str(node.root / "config.yaml"))
+    command = (*program, "--config", str(node.root / "config.yaml"))
     look = (f"vcpuinfo {DOMAIN}", f"iothreadinfo {DOMAIN}", f"emulatorpin {DOMAIN}")
     everywhere = frozenset(node.online)
 
