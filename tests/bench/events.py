@@ -60,7 +60,7 @@ from tests.support.qemu import (
     Machine,
     with_one_vcpu,
 )
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 _MACHINES: Final = {6: Machine(boot=1, maximum=1), 20: TWENTY, 260: TWO_HUNDRED_SIXTY}
 """The VMs in which iothreads are born, by their threads."""
@@ -75,7 +75,10 @@ POLL_S: Final = 50e-6
 """Between two looks at a new thread's affinity; the figures are late by as much at most."""
 
 
-REST_S: Final = 0.03
+WAIT_S: Final = 5.0 * SCALE
+"""Longest wait for a birth, its pin, or the daemon's rest."""
+
+REST_S: Final = 0.03 * SCALE
 """How long the daemon has been idle before a thread is born, unless it never is."""
 
 
@@ -349,8 +352,8 @@ class Births:
         self._socket.close()
 
     def drain(self) -> None:
-        """Let the daemon end what it does, five seconds at most; forget what came so far."""
-        daemon, until = self._daemon, time.monotonic() + 5
+        """Let the daemon end what it does, within WAIT_S; forget what came so far."""
+        daemon, until = self._daemon, time.monotonic() + WAIT_S
         while daemon is not None and time.monotonic() < until:
             used_s = daemon.cpu_s()
             time.sleep(REST_S)
@@ -360,7 +363,7 @@ class Births:
             while True:
                 self._socket.recv(4096)
 
-    def thread_of(self, tgid: int, timeout_s: float = 5.0) -> tuple[int, float]:
+    def thread_of(self, tgid: int, timeout_s: float = WAIT_S) -> tuple[int, float]:
         """Return the next thread born in a process, and when: seconds of CLOCK_MONOTONIC."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -410,8 +413,8 @@ def until_done(pid: int, births: Births, done: Callable[[int, int], bool]) -> fl
     """Return the seconds from the next birth in a VM until `done` (tgid, tid)."""
     tid, born = births.thread_of(pid)
     while not done(pid, tid):
-        if time.monotonic() > born + 5.0:
-            raise BenchError("a new thread was not pinned within 5 s")
+        if time.monotonic() > born + WAIT_S:
+            raise BenchError(f"a new thread was not pinned within {WAIT_S:g} s")
         time.sleep(POLL_S)
     return time.monotonic() - born
 

@@ -23,7 +23,7 @@ COMMAND_S: Final = 360.0
 """Deadline of `run`, multiplied by the machine's scale; --deadline sets another."""
 
 
-_WITH_REST: Final = frozenset({"run", "put", "get", "test"})
+_WITH_REST: Final = frozenset({"run", "put", "get", "test", "bench"})
 """Commands whose flavour is followed by other words."""
 
 
@@ -105,9 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(handler=_status)
 
     test = commands.add_parser("test", help="run tests/e2e in a fresh machine, bring back results")
-    test.add_argument("--flavour", default=DEFAULT, help=argparse.SUPPRESS)
-    test.add_argument("--keep", action="store_true", help="leave the machine running afterwards")
-    test.add_argument("--reuse", action="store_true", help="use a running machine as it is")
     for peers, text in (
         (trial.KUBELET, "put the real kubelet in (scripts/kubelet)"),
         (trial.CLUSTER, "put a whole cluster in (scripts/cluster, containerd, kubelet, image)"),
@@ -116,9 +113,18 @@ def _parser() -> argparse.ArgumentParser:
         test.add_argument(
             name, dest="peers", action="store_const", const=peers, default=(), help=text
         )
-    test.add_argument("--results", metavar="FOLDER", help="default: build/lab/FLAVOUR")
-    test.add_argument("pytest", nargs="*", metavar="-- PYTEST ARGUMENT")
-    test.set_defaults(handler=_test)
+    test.add_argument("arguments", nargs="*", metavar="-- PYTEST ARGUMENT")
+    bench = commands.add_parser("bench", help="run scripts/bench in a fresh machine")
+    bench.add_argument("arguments", nargs="+", metavar="-- BENCH ARGUMENT")
+    bench.set_defaults(peers=())
+    for command in (test, bench):
+        command.add_argument("--flavour", default=DEFAULT, help=argparse.SUPPRESS)
+        command.add_argument(
+            "--keep", action="store_true", help="leave the machine running afterwards"
+        )
+        command.add_argument("--reuse", action="store_true", help="use a running machine as it is")
+        command.add_argument("--results", metavar="FOLDER", help="default: build/lab/FLAVOUR")
+        command.set_defaults(handler=_test, bench=command is bench)
     return parser
 
 
@@ -214,7 +220,8 @@ def _test(settings: Settings, args: argparse.Namespace) -> int:
         flavour(args.flavour),
         tell,
         results=args.results,
-        pytest_arguments=args.pytest,
+        arguments=args.arguments,
+        bench=args.bench,
         # A machine that ran before is not ended by a test that only borrowed it.
         keep=args.keep or args.reuse,
         reuse=args.reuse,

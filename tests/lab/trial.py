@@ -1,8 +1,11 @@
 """`scripts/lab test`: a fresh machine, the project installed in it, tests/e2e, results back.
 
-Results (default build/lab/FLAVOUR): junit.xml and pytest.txt, summary.json (outcome and timings),
-console.log, journal.txt, install.txt, the captured topology, and failures/TEST/ for each failing
-test. Whatever happens the machine is ended and what it left is brought back if it still answers.
+`scripts/lab bench` runs tests/bench there instead, without the installed daemon.
+
+Results (default build/lab/FLAVOUR): junit.xml and pytest.txt, or tests.bench.txt, summary.json
+(outcome and timings), console.log, journal.txt, install.txt, the captured topology, and
+failures/TEST/ for each failing test. Whatever happens the machine is ended and what it left is
+brought back if it still answers.
 
 A machine that ends by itself (a kernel that panics, an emulator that crashes) is named with the
 test that ran and the end of its console, and once another one goes on at the file of that test.
@@ -50,6 +53,7 @@ _TREES: Final = (
     *("tests/e2e", "tests/support", "tests/data", "tests/lab", "hooks", "scripts"),
     *("tests/cluster", "tests/containerd", "tests/kubelet"),
 )
+_BENCH_TREES: Final = ("tests", "hooks", "scripts")
 _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
 _CACHE: Final = ".cache"
 _ARCHIVE: Final = f"{_CACHE}/kata-pin.tar"
@@ -107,9 +111,11 @@ class Trial:
         results: Path,
         *,
         peers: Sequence[str] = (),
+        bench: bool = False,
     ) -> None:
-        """`peers`: what the machine gets of KUBELET or CLUSTER."""
+        """`peers`: what the machine gets of KUBELET or CLUSTER. `bench`: it runs no tests."""
         self._peers = peers
+        self._bench = bench
         self._settings = settings
         self._flavour = flavour
         self._tell = tell
@@ -117,7 +123,7 @@ class Trial:
         self._machine = Machine(settings, flavour, tell)
         self._timings: dict[str, float] = {}
 
-    def run(self, pytest_arguments: Sequence[str], *, keep: bool, reuse: bool) -> int:
+    def run(self, arguments: Sequence[str], *, keep: bool, reuse: bool) -> int:
         """Build, boot, install, test, bring back; return the exit code."""
         builder = Builder(self._settings, self._flavour.suite, self._tell)
         if not (reuse and self._machine.running()):
@@ -135,11 +141,11 @@ class Trial:
                 with self._timed("boot"):
                     running = self._boot(image, keep=keep, reuse=reuse)
                 try:
-                    code = self._test(running, project, tests, pytest_arguments)
+                    code = self._test(running, project, tests, arguments)
                 except GoneError as error:
                     left = self._left(error)
                     running = self._boot(image, keep=keep, reuse=False)
-                    code = self._test(running, project, tests, (*pytest_arguments, *left.options))
+                    code = self._test(running, project, tests, (*arguments, *left.options))
                     for name in left.failed:
                         self._tell(f"FAILED {name} - in the machine that ended")
                         code = 1
@@ -195,7 +201,7 @@ class Trial:
         running: Running,
         project: install.Project,
         tests: Path,
-        pytest_arguments: Sequence[str],
+        arguments: Sequence[str],
     ) -> int:
         try:
             with self._machine.connect() as channel:
@@ -212,11 +218,11 @@ class Trial:
                         channel, project, self._flavour.suite, scale=running.scale
                     )
                 self._tell(f"  {done.text}")
-                if "cluster" in self._peers:  # there kata-pin is a pod's
+                if "cluster" in self._peers or self._bench:  # they have their own daemons
                     stop = ["systemctl", "stop", "kata-pin"]
                     channel.run(stop, deadline_s=PUT_S * running.scale)
                 with self._timed("tests"):
-                    return self._pytest(channel, running, pytest_arguments, installed=done.ok)
+                    return self._run_inside(channel, running, arguments, installed=done.ok)
         finally:
             self._bring_results(running)
 
@@ -237,7 +243,7 @@ class Trial:
     def _stage(self, folder: Path, programs: Mapping[str, Path]) -> Path:
         """Lay out what the machine gets besides the installed project."""
         stage = folder / "inside" / Path(INSIDE).name
-        for name in _TREES:
+        for name in _BENCH_TREES if self._bench else _TREES:
             if (PROJECT / name).is_dir():
                 shutil.copytree(PROJECT / name, stage / name, ignore=_NOT_INSIDE)
         # No assembler inside: the firmware of idle guests goes along, as scripts/firmware made it.
@@ -250,28 +256,29 @@ class Trial:
             process.run(
                 argv, deadline_s=STAGE_S, log=self._results / "install.txt", env=dict(os.environ)
             )
-        for peer, built in programs.items():  # see _pytest
+        for peer, built in programs.items():  # see _run_inside
             shutil.copytree(built, stage / _CACHE / "kata-pin" / peer / built.name, symlinks=True)
         if "cluster" in programs:
             built_image = self._script("image", "--work-tree", "--folder", str(folder / "image"))
             shutil.copy2(built_image.split()[1], stage / _ARCHIVE)
         return stage
 
-    def _pytest(
+    def _run_inside(
         self, channel: Channel, running: Running, arguments: Sequence[str], *, installed: bool
     ) -> int:
-        argv = [f"{VENV}/bin/python", "-m", "pytest", "-c", "tests/e2e/pytest.ini"]
-        argv += [f"--rootdir={INSIDE}", f"--junitxml={RESULTS}/junit.xml", "--durations=0", "-v"]
-        argv += [f"--timeout={TEST_S * running.scale:g}"]
-        argv += arguments or ["tests/e2e"]
-        with (self._results / "pytest.txt").open("ab") as text:
+        name, options = "tests.bench", list(arguments)
+        if not self._bench:
+            name, options = "pytest", ["-c", "tests/e2e/pytest.ini", f"--rootdir={INSIDE}"]
+            options += [f"--junitxml={RESULTS}/junit.xml", "--durations=0", "-v"]
+            options += [f"--timeout={TEST_S * running.scale:g}", *(arguments or ["tests/e2e"])]
+        with (self._results / f"{name}.txt").open("ab") as text:
 
             def show(data: bytes) -> None:
                 text.write(data)
                 os.write(2, data)
 
             done = channel.run(
-                argv,
+                [f"{VENV}/bin/python", "-m", name, *options],
                 deadline_s=TESTS_S * running.scale,
                 stdout=show,
                 stderr=show,
@@ -352,12 +359,13 @@ def run(
     tell: Callable[[str], None],
     *,
     results: str | None,
-    pytest_arguments: Sequence[str],
+    arguments: Sequence[str],
     keep: bool,
     reuse: bool,
     peers: Sequence[str],
+    bench: bool,
 ) -> int:
-    """Run the tests in a fresh machine of `flavour`; return the exit code of the command."""
+    """Run tests in a fresh machine of `flavour`, or the bench; return the command's exit code."""
     folder = Path(results) if results else PROJECT / "build" / "lab" / flavour.name
-    trial = Trial(settings, flavour, tell, folder, peers=peers)
-    return trial.run(pytest_arguments, keep=keep, reuse=reuse)
+    trial = Trial(settings, flavour, tell, folder, peers=peers, bench=bench)
+    return trial.run(arguments, keep=keep, reuse=reuse)
