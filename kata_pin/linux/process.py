@@ -176,6 +176,7 @@ class ProcessIndex:
         self.version = 0
         """Another one whenever a refresh found anything else than before."""
         self._as_of = -math.inf
+        self._census = b""
         self._children: dict[int, list[Process]] = {}
         self._workers: dict[int, list[Process]] = {}
 
@@ -190,11 +191,15 @@ class ProcessIndex:
 
     def refresh_in_steps(self, *, full: bool = False) -> Steps[None]:
         """Look again, in steps: a full look at thousands of processes takes long."""
-        path, began = self._root.proc(), time.monotonic()
-        with host_errors("list", path), os.scandir(path) as entries:
-            inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        began, census = time.monotonic(), _census(self._root)
+        if full or not census or census != self._census:
+            path = self._root.proc()
+            with host_errors("list", path), os.scandir(path) as entries:
+                inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        else:
+            inodes = self._inodes
         if not (full or self._young) and inodes == self._inodes:
-            self._as_of = max(self._as_of, began)
+            self._as_of, self._census = max(self._as_of, began), census
             return
         known = {} if full else self._inodes
         gone = self._processes.keys() - inodes.keys()
@@ -208,9 +213,10 @@ class ProcessIndex:
             self._forget(pid)
         # what is not read yet is unknown to a refresh between two of these steps
         self._inodes = {pid: inode for pid, inode in inodes.items() if pid not in unread}
+        self._census = b""
         self._young &= inodes.keys()
         changed = yield from self._read({pid: inodes[pid] for pid in unread})
-        self._as_of = max(self._as_of, began)
+        self._as_of, self._census = max(self._as_of, began), census
         if changed or gone:
             self.version += 1
 
@@ -290,6 +296,22 @@ class ProcessIndex:
         worker = kernel_worker(process.comm) if process.kernel else None
         if worker is not None:
             yield self._workers, worker.owner
+
+
+def _census(root: HostRoot) -> bytes:
+    """Return what is another one when a task of the node was born or reaped; empty if unknown.
+
+    The kernel's number of tasks, and the last number that it gave to one (proc_loadavg(5)): where
+    that is the same, none was born. A birth that is under way may be missed, if a task is reaped at
+    the same time, until the next birth on the node.
+    """
+    if not root.live:
+        return b""
+    try:
+        words = read_once(f"{root.proc()}/loadavg").split()
+    except OSError:
+        return b""
+    return b" ".join((words[3].rpartition(b"/")[2], words[4])) if len(words) == 5 else b""
 
 
 # Taking a lock of flock(2), and who holds it: for the message of a process that did not get it.

@@ -6,6 +6,7 @@ What passes here only on one of the two means that the fake lies, or that the co
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,3 +252,19 @@ def test_topology_places_each_online_cpu(subject: Subject) -> None:
     for groups in (host.cores, host.llcs, host.packages, host.nodes):
         assert sum(len(cpus) for cpus in groups.values()) == len(host.online)
     assert set(host.nodes) <= set(host.distances) or host.distances == {}
+
+
+def test_the_census_changes_with_each_birth() -> None:
+    """A child is born, and is reaped."""
+    index = ProcessIndex(HOST)
+    index.refresh()
+    before = process._census(HOST)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        born = process._census(HOST)
+        index.refresh()
+        assert index.get(child.pid) is not None
+        child.kill()
+        child.wait()
+        index.refresh()
+        assert index.get(child.pid) is None
+    assert len({before, born, process._census(HOST)}) == 3

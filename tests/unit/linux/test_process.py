@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from errno import EMFILE
 from pathlib import Path
 
@@ -129,6 +129,31 @@ def test_index_does_not_look_twice_for_one_event(host: FakeHost) -> None:
     host.process(11)
     index.refresh()
     assert comms(index) == {10: "python", 11: "python"}
+
+
+def test_index_lists_only_where_a_task_came_or_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's census of tasks says so: of a living system nothing is listed in between."""
+    census, listed = [b"100 7"], 0
+    scandir = os.scandir
+
+    def counted(path: str) -> Iterator[os.DirEntry[str]]:
+        nonlocal listed
+        listed += 1
+        return scandir(path)
+
+    monkeypatch.setattr(process, "_census", lambda _root: census[0])
+    index = ProcessIndex(HOST)
+    index.refresh()
+    monkeypatch.setattr(os, "scandir", counted)
+    index.refresh()
+    assert listed == 0
+    for birth, census[0] in enumerate((b"101 8", b"100 8", b""), start=1):
+        index.refresh()
+        assert listed == birth
+    index.refresh()
+    assert listed == 4
+    index.refresh(full=True)
+    assert listed == 5
 
 
 def test_index_follows_a_new_parent(host: FakeHost) -> None:
