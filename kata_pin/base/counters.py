@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.sandbox import PF_KTHREAD, ThreadKey
-from kata_pin.base.task_counters import TaskRun, TaskSample
+from kata_pin.base.sandbox import PF_KTHREAD
+from kata_pin.base.threads import TaskRun, TaskSample, ThreadKey
 from kata_pin.base.values import Method, TracedKind
 
 # The kernel's running counters of tasks, CPUs and cgroups. All grow from birth or boot.

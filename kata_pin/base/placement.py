@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
-from kata_pin.base.sandbox import Sandbox, Thread, ThreadKey
+from kata_pin.base.sandbox import Sandbox, Thread
 from kata_pin.base.settings import PlacementSettings
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import (
     ChangeState,
     NoteLevel,

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import (
     ContainerKind,
     ContainerState,
@@ -59,17 +60,6 @@ class Process(Struct, frozen=True):
     def kernel(self) -> bool:
         """Whether it is a kernel thread."""
         return bool(self.flags & PF_KTHREAD)
-
-
-class ThreadKey(NamedTuple):
-    """A thread's identity (D5): a bare tid may name another thread a moment later.
-
-    A tuple, because a pass hashes hundreds of them.
-    """
-
-    tgid: int
-    tid: int
-    starttime: int
 
 
 class Task(Struct, frozen=True):

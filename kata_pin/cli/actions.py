@@ -81,7 +81,7 @@ def _found(
 ) -> tuple[State, str]:
     """Return the state of the sandboxes asked for, and what to say of the choice."""
     provider = session.connect()
-    state = provider.state(provider.chosen(name, namespace))
+    state = provider.state_of(name, namespace)
     if name is not None or not (problems or namespace):
         return state, ""
     from kata_pin.cli.reports.words import has_problem, safe, within

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from kata_pin.base.errors import DaemonError
 from kata_pin.service.exchange import DaemonAway, DaemonSilent
 from kata_pin.service.protocol import ask
 
@@ -91,6 +93,18 @@ class Provider:
             state = self._without_daemon(error)
             chosen = (one for one in state.sandboxes if sandbox_id in {"", one.id})
             return replace(state, sandboxes=tuple(chosen))
+
+    def state_of(self, name: str | None, namespace: str | None = None) -> State:
+        """Return the state of the sandbox that a name means, of all for None.
+
+        Mostly one request is enough: the daemon knows whole names. Raises KataPinError.
+        """
+        from kata_pin.base.documents.state import State
+
+        if name and namespace is None:
+            with suppress(DaemonError):
+                return self._ask(State, "state", reading=True, sandbox=name)
+        return self.state(self.chosen(name, namespace))
 
     def explain(self, sandbox_id: str) -> Explanation:
         """Return the `explain` document of one sandbox; raises KataPinError."""

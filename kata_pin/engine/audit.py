@@ -15,8 +15,9 @@ from msgspec import Struct
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, TaskGone
 from kata_pin.base.placement import Placement, Report
-from kata_pin.base.sandbox import Task, ThreadKey
+from kata_pin.base.sandbox import Task
 from kata_pin.base.steps import Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ThreadRole, count
 from kata_pin.engine.counters import Slices
 from kata_pin.engine.sandbox_cache import SandboxCache

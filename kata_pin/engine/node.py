@@ -14,11 +14,13 @@ from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.errors import HostError, KataPinError, is_transient
 from kata_pin.base.placement import KubeletState, Node, Note, Placement, Report
-from kata_pin.base.sandbox import Container, ThreadKey
+from kata_pin.base.sandbox import Container
 from kata_pin.base.sandbox import Sandbox as SandboxFacts
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import NoteLevel, ThreadRole
 from kata_pin.engine.sandboxes import Sandboxes
-from kata_pin.linux.files import CgroupMount, HostRoot, cgroup_mounts
+from kata_pin.linux.cgroup_mounts import CgroupMount, cgroup_mounts
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.tasks import get_affinity
 from kata_pin.linux.topology import isolated, online, read_topology
 from kata_pin.peers.kubelet.checkpoint import read_claims, read_kubelet

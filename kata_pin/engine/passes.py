@@ -25,8 +25,9 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.placement import Action, ActionResult, Binding, Drift, Node, Report
-from kata_pin.base.sandbox import Container, Sandbox, Thread, ThreadKey, Vmm
+from kata_pin.base.sandbox import Container, Sandbox, Thread, Vmm
 from kata_pin.base.steps import Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome, ThreadRole
 from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.observe import ThreadFinder, VmmSearch

@@ -12,11 +12,13 @@ from msgspec import Struct, field
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.placement import Action, ActionResult, Note, Placement, Report
-from kata_pin.base.sandbox import Sandbox, Task, Thread, ThreadKey
+from kata_pin.base.sandbox import Sandbox, Task, Thread
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import NoteLevel, Outcome, ThreadRole, count
 from kata_pin.engine.sandbox_cache import OtherWriters
+from kata_pin.linux.cgroup_mounts import CgroupMount
 from kata_pin.linux.cgroups import CpusetReader
-from kata_pin.linux.files import CgroupMount, HostRoot
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.tasks import get_affinity
 from kata_pin.placement.drift import KataPinning, KataPinningMode, make_plan, narrowed
 from kata_pin.placement.notes import KATA_PINS_VCPUS

@@ -20,7 +20,8 @@ from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.documents.state import Writer
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.placement import ActionResult, Binding, Placement, Report
-from kata_pin.base.sandbox import Container, Thread, ThreadKey, Vmm
+from kata_pin.base.sandbox import Container, Thread, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.tasks import TaskReader

@@ -13,7 +13,7 @@ from typing import Final
 from kata_pin.base.config.tree import LiveConfig, NewThreads
 from kata_pin.base.errors import HostError, StateError, TaskGone
 from kata_pin.base.placement import Action
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.engine.counters import Counters
 from kata_pin.engine.node import NodeWatch

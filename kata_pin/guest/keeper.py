@@ -32,7 +32,8 @@ from kata_pin.base.errors import (
     ParseError,
     reason_of,
 )
-from kata_pin.base.sandbox import GuestFacts, ThreadKey, Vmm
+from kata_pin.base.sandbox import GuestFacts, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import GuestState, Proof
 from kata_pin.engine.sandboxes import Wakeup
 from kata_pin.guest.cpus import GuestGoal, GuestPlan, GuestSteps, GuestView, Sent, guest_steps

@@ -35,10 +35,10 @@ from kata_pin.base.sandbox import (
     MeasuredGuestCpu,
     Sandbox,
     Thread,
-    ThreadKey,
     VcpuLink,
     Vmm,
 )
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import LinkState, RoleSource, ThreadRole
 from kata_pin.placement.pairing import index_order
 

@@ -25,8 +25,8 @@ from kata_pin.base.errors import (
     HostError,
     ParseError,
 )
-from kata_pin.base.sandbox import GuestFacts, GuestMap, MeasuredGuestCpu, ProcessKey, ThreadKey, Vmm
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.sandbox import GuestFacts, GuestMap, MeasuredGuestCpu, ProcessKey, Vmm
+from kata_pin.base.threads import TaskRun, ThreadKey
 from kata_pin.base.values import LinkState, Proof
 from kata_pin.guest.cpus import GuestPlan
 from kata_pin.guest.map import (

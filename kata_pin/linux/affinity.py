@@ -24,20 +24,15 @@ from kata_pin.base.counters import PF_NO_SETAFFINITY, RtNode, Scheduling
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, KataPinError, ParseError, reason_of
 from kata_pin.base.placement import Action, ActionResult
-from kata_pin.base.sandbox import Process, ThreadKey
+from kata_pin.base.sandbox import Process
 from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
+from kata_pin.linux.cgroup_mounts import CgroupMount, cgroup_mounts
 from kata_pin.linux.counters import parse_scheduling
-from kata_pin.linux.files import (
-    CgroupMount,
-    HostRoot,
-    cgroup_mounts,
-    host_errors,
-    read_once,
-    read_text,
-    translated,
-)
-from kata_pin.linux.proc import parse_starttime, parse_stat
+from kata_pin.linux.files import HostRoot, host_errors, read_once, read_text, translated
+from kata_pin.linux.kernel_text import parse_starttime
+from kata_pin.linux.proc import parse_stat
 from kata_pin.linux.tasks import TaskReader, as_cpuset, as_numbers, list_inodes
 from kata_pin.linux.topology import online
 from kata_pin.rights.broker.protocol import AffinityChange, Changed

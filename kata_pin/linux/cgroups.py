@@ -12,19 +12,11 @@ from typing import Final
 from kata_pin.base.counters import NodeBytes, Throttling
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import HostError, ParseError, is_transient
-from kata_pin.linux.files import (
-    STAT_BYTES,
-    CgroupMount,
-    HostRoot,
-    cgroup_mounts,
-    read_bytes,
-    read_cgroups,
-    read_once,
-    read_text,
-    translated,
-)
+from kata_pin.linux.cgroup_mounts import CgroupMount, cgroup_mounts, read_cgroups
+from kata_pin.linux.files import STAT_BYTES, HostRoot, read_bytes, read_once, read_text, translated
+from kata_pin.linux.kernel_text import check_size, clipped
 from kata_pin.linux.memory import parse_hugetlb, parse_numa_stat
-from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry, check_size, clipped
+from kata_pin.linux.proc import MAX_CGROUP, CgroupEntry
 
 # A CpusetReader lives for one pass: it reads each cgroup once, so that all threads of a pass are
 # judged by the same state. Nothing is ever written.

@@ -10,7 +10,8 @@ from kata_pin.base.counters import CpuRun, CpuSample, CpuTimes, KvmCounts, Sched
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import HostRoot, read_bytes, read_once
 from kata_pin.linux.interrupts import MAX_TEXT, parse_interrupts, parse_softirqs
-from kata_pin.linux.proc import check_size, clipped, numbers
+from kata_pin.linux.kernel_text import check_size, clipped
+from kata_pin.linux.proc import numbers
 from kata_pin.rights.broker.files import names_in
 
 # What the scheduler counts of CPUs: /proc/stat, /proc/schedstat.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from itertools import islice
 from typing import Final
 
 from msgspec import Struct
 
 from kata_pin.linux.files import HostRoot, read_once, translated
-from kata_pin.linux.proc import interface_of_fdinfo
 from kata_pin.rights.broker.living import folder_of
 
 MAX_DESCRIPTORS: Final = 65_536
 """A compromised VMM may open many: the call ends there."""
 
 _TUN: Final = "/dev/net/tun"
-_MACVTAP: Final = re.compile(r"/dev/tap([0-9]{1,10})\Z")
-_VHOST: Final = re.compile(r"/dev/(vhost-[a-z]+)\Z")
+_TAP: Final = "/dev/tap"  # and the index of a macvtap
+_VHOST: Final = "/dev/vhost-"
 
 
 class Descriptors(Struct, frozen=True):
@@ -49,8 +47,20 @@ def read_descriptors(root: HostRoot, pid: int) -> Descriptors:
                 queues += [name] if name else []
         except OSError:
             continue  # closed meanwhile
-        if macvtap := _MACVTAP.match(target):
-            queues.append(int(macvtap[1]))
-        elif vhost := _VHOST.match(target):
-            vhosts.append(vhost[1])
+        index = target.removeprefix(_TAP)
+        if index != target and index.isdigit() and index.isascii() and len(index) <= 10:
+            queues.append(int(index))
+        elif target.startswith(_VHOST):
+            vhosts.append(target.removeprefix("/dev/"))
     return Descriptors(tuple(queues), tuple(vhosts))
+
+
+def interface_of_fdinfo(data: bytes) -> str:
+    """Return the interface of a tun descriptor from its fdinfo, empty while it is attached to none.
+
+    The line is `iff:` and a tab (drivers/net/tun.c, tun_chr_show_fdinfo).
+    """
+    lines = (line.partition(b"\t") for line in data.split(b"\n"))
+    return next(
+        (value.decode("utf-8", "backslashreplace") for key, _, value in lines if key == b"iff:"), ""
+    )

@@ -17,7 +17,8 @@ from kata_pin.base.counters import Counts, InterruptKind
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import STAT_BYTES, HostRoot, host_errors, read_bytes, read_once
-from kata_pin.linux.proc import check_size, clipped, parse_mask
+from kata_pin.linux.kernel_text import check_size, clipped
+from kata_pin.linux.proc import parse_mask
 
 NO_NODE: Final = -1
 """The NUMA node of an interrupt that belongs to none (/proc/irq/N/node)."""

@@ -12,7 +12,8 @@ from kata_pin.base.counters import Extent, FreeMemory, NodeBytes, Placed
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
-from kata_pin.linux.proc import check_size, clipped, status_field
+from kata_pin.linux.kernel_text import check_size, clipped
+from kata_pin.linux.proc import status_field
 from kata_pin.rights.broker.pages import probe
 
 # A cgroup's memory.numa_stat, a process's numa_maps and maps.

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from kata_pin.base.cpuset import MAX_CPU, CpuSet
 from kata_pin.base.errors import ParseError
 from kata_pin.base.values import ThreadRole
+from kata_pin.linux.kernel_text import clipped
 
 # A process chooses its threads' names, so `stat` is cut at the last closing bracket
 # (proc_pid_stat(5)), and names are decoded so that they can always be encoded again. parse_stat is
@@ -76,14 +77,6 @@ def parse_stat(data: bytes) -> Stat:
 
 _flags = lru_cache(maxsize=256)(int)
 """Reads task flags; equal ones are one object, which thousands of threads have."""
-
-
-def parse_starttime(data: bytes) -> int:
-    """Read only the start time of a stat file, in a third of the time; ParseError likewise."""
-    try:
-        return int(data[data.rindex(b") ") + 2 :].split(None, 20)[19])
-    except (ValueError, IndexError):
-        raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None
 
 
 class Syscall(NamedTuple):
@@ -277,15 +270,6 @@ def kernel_worker(comm: str) -> KernelWorker | None:
     return KernelWorker(role, int(match[2]))
 
 
-def interface_of_fdinfo(data: bytes) -> str:
-    """Return the interface of a tun descriptor from its fdinfo, empty while it is attached to none.
-
-    The line is `iff:` and a tab (drivers/net/tun.c, tun_chr_show_fdinfo).
-    """
-    lines = (line.partition(b"\t") for line in data.split(b"\n"))
-    return next((_decode(value) for key, _, value in lines if key == b"iff:"), "")
-
-
 def status_field(data: bytes, name: str) -> str | None:
     """Return one field of /proc/<pid>/status, None if absent; newlines in Name are escaped."""
     key = f"{name}:".encode()
@@ -316,17 +300,6 @@ def numbers(data: bytes, source: str) -> list[int]:
     if not _NUMBERS.match(line):
         raise ParseError("not a line of numbers", source=source, text=clipped(line))
     return [int(word) for word in line.split()]
-
-
-def check_size(data: bytes, most: int, source: str) -> None:
-    """Raise ParseError for a text that is longer than the kernel's can be."""
-    if len(data) > most:
-        raise ParseError(f"longer than {most} bytes", source=source)
-
-
-def clipped(data: bytes) -> str:
-    """Return the start of some bytes for an error text."""
-    return data[:100].decode("utf-8", "backslashreplace")
 
 
 # The kernel's hexadecimal CPU masks: groups of eight digits, the highest CPUs first.

@@ -18,25 +18,24 @@ from msgspec import Struct
 from kata_pin.base.errors import HostError, KataPinError, ParseError, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.steps import STEP, Steps, finish
+from kata_pin.linux.cgroup_mounts import MAX_MOUNTINFO, read_cgroups
 from kata_pin.linux.files import (
     GONE_ERRNOS,
     HOST,
-    MAX_MOUNTINFO,
     HostRoot,
     host_errors,
     read_bytes,
-    read_cgroups,
     read_once,
     read_text,
     translated,
 )
+from kata_pin.linux.kernel_text import check_size
 from kata_pin.linux.proc import (
     DELETED,
     MAX_CGROUP,
     MAX_CMDLINE,
     Cgroups,
     ExeFile,
-    check_size,
     kernel_worker,
     parse_cmdline,
     parse_stat,

@@ -12,7 +12,7 @@ from typing import Final
 from kata_pin.base.counters import CacheUse
 from kata_pin.base.errors import ParseError
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes
-from kata_pin.linux.proc import check_size, clipped
+from kata_pin.linux.kernel_text import check_size, clipped
 from kata_pin.rights.broker.tunables import PREFIX
 
 # Facts are in Documentation/filesystems/resctrl.rst; kernel/resctrl (arch/x86/kernel/cpu/resctrl

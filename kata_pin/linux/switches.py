@@ -13,7 +13,8 @@ from kata_pin.base.counters import CROWD, IDLE_TASK, CpuWindow, Measured, SeenTa
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.values import Method
-from kata_pin.linux.files import HostRoot, read_bytes, read_cgroups, read_once
+from kata_pin.linux.cgroup_mounts import read_cgroups
+from kata_pin.linux.files import HostRoot, read_bytes, read_once
 from kata_pin.linux.perf import (
     DEAD,
     Came,

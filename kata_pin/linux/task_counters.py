@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from errno import EACCES, EMFILE, ENFILE, ENOENT, EPERM, ESRCH
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct, field
 
 from kata_pin.base.errors import ParseError, reason_of
-from kata_pin.base.task_counters import TaskMoves, TaskRun, TaskSample
+from kata_pin.base.threads import TaskMoves, TaskRun, TaskSample, ThreadKey
 from kata_pin.linux.files import GONE_ERRNOS, HostRoot, read_once
-from kata_pin.linux.proc import check_size, clipped, parse_starttime
-
-if TYPE_CHECKING:
-    from kata_pin.base.sandbox import ThreadKey
+from kata_pin.linux.kernel_text import check_size, clipped, parse_starttime
 
 # Facts are in Documentation/scheduler/sched-stats.rst and proc_pid_status(5). A process chooses its
 # name, which `sched` shows unescaped: it has at most 15 bytes, the shortest key used here 17.

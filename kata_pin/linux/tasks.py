@@ -20,11 +20,13 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import ParseError, TaskGone
 from kata_pin.base.placement import Report
-from kata_pin.base.sandbox import Task, Thread, ThreadKey
+from kata_pin.base.sandbox import Task, Thread
 from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.linux.cgroups import CpusetReader
 from kata_pin.linux.files import GONE_ERRNOS, HOST, HostRoot, read_once, translated
-from kata_pin.linux.proc import parse_starttime, parse_stat
+from kata_pin.linux.kernel_text import parse_starttime
+from kata_pin.linux.proc import parse_stat
 from kata_pin.linux.process import task_names
 
 NAMED_AFTER_S: Final = 2.0

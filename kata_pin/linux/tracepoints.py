@@ -18,8 +18,8 @@ from kata_pin.base.errors import HostError, ParseError
 from kata_pin.base.values import Method, TracedKind
 from kata_pin.linux.files import HostRoot, host_errors, read_bytes, read_text
 from kata_pin.linux.interrupts import is_managed
+from kata_pin.linux.kernel_text import check_size, clipped
 from kata_pin.linux.perf import ENABLE, Ring
-from kata_pin.linux.proc import check_size, clipped
 from kata_pin.linux.switches import TasksSeen
 from kata_pin.linux.topology import online
 from kata_pin.rights.broker.libc import attributes, libc, open_event

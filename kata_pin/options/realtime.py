@@ -14,7 +14,8 @@ from msgspec import Struct, field
 from kata_pin.base.counters import FIFO, RtNode, Scheduling
 from kata_pin.base.errors import KataPinError, reason_of
 from kata_pin.base.placement import RELEASED, Note, PassOutcome, Placement, Report
-from kata_pin.base.sandbox import Thread, ThreadKey
+from kata_pin.base.sandbox import Thread
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import NoteLevel, ThreadRole
 from kata_pin.linux.affinity import rt_node, scheduling
 from kata_pin.records.database import Database

@@ -21,7 +21,8 @@ from kata_pin.base.placement import (
     Placement,
     SandboxMask,
 )
-from kata_pin.base.sandbox import Task, Thread, ThreadKey
+from kata_pin.base.sandbox import Task, Thread
+from kata_pin.base.threads import ThreadKey
 from kata_pin.placement.masks import Want, WantKind
 
 # Observed is what the kernel shows now, never what was last written (D2).

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from kata_pin.base.cpuset import CpuSet, HostTopology, union
 from kata_pin.base.placement import Note, Placement
-from kata_pin.base.sandbox import GuestTopology, Thread, ThreadKey, Vmm
+from kata_pin.base.sandbox import GuestTopology, Thread, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import KataRuntime, NoteLevel, count, listed
 from kata_pin.placement import vm_size
 

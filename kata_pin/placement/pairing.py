@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, pcpus_are, union
 from kata_pin.base.placement import Binding, Node, Note, SandboxMask
-from kata_pin.base.sandbox import GuestTopology, Sandbox, Task, Thread, ThreadKey
+from kata_pin.base.sandbox import GuestTopology, Sandbox, Task, Thread
 from kata_pin.base.settings import Overhead, OverheadKind, PlacementSettings, VcpuMode
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ContainerKind, ThreadRole, count
 from kata_pin.placement import notes
 from kata_pin.placement.exclusive import Pools, Run, runs

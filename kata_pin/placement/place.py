@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Action, Binding, Desired, Node, Note, Placement, SandboxMask
-from kata_pin.base.sandbox import Role, Sandbox, Task, Thread, ThreadKey
+from kata_pin.base.sandbox import Role, Sandbox, Task, Thread
 from kata_pin.base.steps import Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ContainerKind, NoteLevel, ThreadRole, count
 from kata_pin.placement import notes
 from kata_pin.placement.drift import (

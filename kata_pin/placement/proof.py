@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kata_pin.base.counters import IDLE_TASK, TICK_NS, CpuRun, CpuTimes, CpuWindow, Measured
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method, TaskClass, Verdict, count
 from kata_pin.placement.owners import FOREIGN, Known, Owner, class_of
 

@@ -27,7 +27,7 @@ from kata_pin.base.documents.measured import (
     RanTask,
     TimelinePart,
 )
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method, TaskClass, count
 from kata_pin.placement import remedies
 from kata_pin.placement.owners import FOREIGN, Known, Owner, place_of

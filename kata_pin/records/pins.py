@@ -11,7 +11,8 @@ from typing import Any, Final
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import ParseError, StateError
 from kata_pin.base.placement import Binding
-from kata_pin.base.sandbox import ProcessKey, ThreadKey, Vmm
+from kata_pin.base.sandbox import ProcessKey, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ThreadRole
 from kata_pin.records.database import Database
 from kata_pin.vmm.claims import Accepted

@@ -409,10 +409,14 @@ class Commands(Struct, frozen=True):
         return protocol.encode(Applied(kind=verb, sandboxes=done, **kept))
 
     def _selected(self, arguments: Fields, *, need: bool = False) -> list[str]:
-        """Return the sandbox that a request names by its id; all where it names none."""
-        sandbox_id = arguments.text("sandbox")
-        if not sandbox_id and not need:
-            return self.core.sandboxes.ids
-        if sandbox_id not in self.core.sandboxes.ids:
-            raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
-        return [sandbox_id]
+        """Return the sandbox that a request names by id or pod; all where it names none."""
+        name = arguments.text("sandbox")
+        ids = self.core.sandboxes.ids
+        if not name and not need:
+            return ids
+        if name in ids:
+            return [name]
+        found = [one.id for one in self.overview.names().sandboxes if one.pod == name]
+        if len(found) != 1:
+            raise DaemonError(f"no sandbox {name!r}", hint="kata-pin show lists them")
+        return found

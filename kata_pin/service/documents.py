@@ -22,8 +22,9 @@ from kata_pin.base.documents.state import Thread as ThreadRow
 from kata_pin.base.errors import DaemonError
 from kata_pin.base.placement import Node as PlacementNode
 from kata_pin.base.placement import Report
-from kata_pin.base.sandbox import Sandbox, Thread, ThreadKey
+from kata_pin.base.sandbox import Sandbox, Thread
 from kata_pin.base.steps import Steps, finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Mode, NoteLevel
 from kata_pin.engine.counters import Slices
 from kata_pin.engine.sandbox_cache import SandboxCache

@@ -24,7 +24,8 @@ from kata_pin.base.documents.answers import Applied
 from kata_pin.base.documents.check import Finding
 from kata_pin.base.errors import ConfigError, KataPinError, StateError, reason_of
 from kata_pin.base.placement import Note
-from kata_pin.base.sandbox import Container, ThreadKey
+from kata_pin.base.sandbox import Container
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import NoteLevel
 from kata_pin.engine.counters import Observer, Shown
 from kata_pin.engine.node import NodeWatch, PcpuOwners

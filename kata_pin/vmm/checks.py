@@ -28,7 +28,8 @@ from kata_pin.base.errors import (
 )
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.values import ThreadRole
-from kata_pin.linux.files import MAX_MOUNTINFO, HostRoot, read_bytes
+from kata_pin.linux.cgroup_mounts import MAX_MOUNTINFO
+from kata_pin.linux.files import HostRoot, read_bytes
 from kata_pin.linux.proc import MAX_CMDLINE, ExeFile, parse_cmdline, parse_exe, status_field
 from kata_pin.linux.process import task_names
 from kata_pin.vmm.kinds import BUILTIN, VmmKind, kind_of, kinds_for

@@ -23,8 +23,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kata_pin.base.errors import HostError, NotRead, ParseError, TaskGone, VmmError
-from kata_pin.base.sandbox import Process, ProcessKey, ThreadKey, Vmm
+from kata_pin.base.sandbox import Process, ProcessKey, Vmm
 from kata_pin.base.steps import Steps, finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import KataRuntime, RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker

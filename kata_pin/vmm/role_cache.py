@@ -16,7 +16,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kata_pin.base.sandbox import Role, Task, ThreadKey
+from kata_pin.base.sandbox import Role, Task
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.peers.qemu import QmpAnswers
 

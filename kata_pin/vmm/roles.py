@@ -15,8 +15,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kata_pin.base.errors import ParseError
-from kata_pin.base.sandbox import Role, Task, ThreadKey, Vmm
+from kata_pin.base.sandbox import Role, Task, Vmm
 from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker, parse_syscall, vcpu_of_link

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.engine.node import PcpuOwners, Watched
 from kata_pin.linux.files import HOST
 from kata_pin.linux.recording import RING_BYTES

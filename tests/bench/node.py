@@ -22,7 +22,8 @@ import yaml
 
 from kata_pin.base.config.tree import Config
 from kata_pin.cli.node.files import hook_program
-from kata_pin.linux.files import HOST, cgroup_mounts
+from kata_pin.linux.cgroup_mounts import cgroup_mounts
+from kata_pin.linux.files import HOST
 from kata_pin.linux.topology import online
 from kata_pin.service.configuration import from_data
 from tests.bench.figures import BenchError

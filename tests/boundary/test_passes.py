@@ -401,6 +401,18 @@ async def test_nothing_moves_before_it_is_stored(tmp_path: Path) -> None:
         assert set(vm.masks.values()) == {"4"}
 
 
+async def test_a_request_names_a_sandbox_by_its_id_or_its_pod(node: Node) -> None:
+    """Whole ones: parts are refused, and so the command asks for all names."""
+    for one in ("p0", "p1"):
+        await node.create(node.vm(one), f"{one}-c", "4")
+    for known in ("p0", "p1"):
+        for name in (known, f"shop/pod-{known}"):
+            shown = (await node.ask("state", sandbox=name))["sandboxes"]
+            assert [one["id"] for one in shown] == [known]
+    for name in ("p", "pod-p0"):
+        assert not (await node.request("state", sandbox=name))["ok"]
+
+
 async def test_an_empty_name_means_all_sandboxes(node: Node) -> None:
     """As for every other command: not the first one, and no error where there is none."""
     for count in range(3):

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.linux.files import HOST, cgroup_mounts
+from kata_pin.linux.cgroup_mounts import cgroup_mounts
+from kata_pin.linux.files import HOST
 from tests.bench.figures import BenchError, Row, count_row
 from tests.support import stopped, vmm_standin
 from tests.support.daemon import Node, Pod, private_node

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import TaskGone
 from kata_pin.base.placement import Action
-from kata_pin.base.sandbox import Task, ThreadKey
+from kata_pin.base.sandbox import Task
 from kata_pin.base.steps import finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.linux import process, tasks
 from kata_pin.linux.affinity import NOTHING, ExpectedThread, apply_all, audit_affinity, audit_deep

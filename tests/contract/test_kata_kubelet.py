@@ -26,7 +26,7 @@ from kata_pin.base.sandbox import (
     Thread,
     Vmm,
 )
-from kata_pin.base.sandbox import ThreadKey as Key
+from kata_pin.base.threads import ThreadKey as Key
 from kata_pin.base.values import ContainerKind, RoleSource, ThreadRole
 from kata_pin.peers.kata import parse_persist, to_containers
 from kata_pin.peers.kubelet.checkpoint import parse_checkpoint

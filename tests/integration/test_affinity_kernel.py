@@ -14,7 +14,7 @@ import pytest
 from kata_pin.base.counters import PF_NO_SETAFFINITY
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.linux.affinity import apply_all, rt_node
 from kata_pin.linux.cgroups import CpusetReader

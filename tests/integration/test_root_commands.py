@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.counters import Scheduling
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.options.realtime import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.records.hooks import Spool

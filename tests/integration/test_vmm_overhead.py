@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.vmm.claims import Shims
 from kata_pin.vmm.find import VmmFinder, find_helpers

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.sandbox import Role, ThreadKey, Vmm
+from kata_pin.base.sandbox import Role, Vmm
 from kata_pin.base.steps import finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.follow.hooks import is_held, query
 from kata_pin.linux.files import HostRoot

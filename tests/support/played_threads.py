@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kata_pin.base.documents.state import Thread
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.linux.files import HOST
 from kata_pin.linux.tasks import starttime
 from tests.unit.cli import documents as docs

@@ -26,7 +26,8 @@ from kata_pin.engine.node import NodeWatch
 from kata_pin.engine.observe import ThreadFinder, VmmSearch
 from kata_pin.engine.passes import Engine
 from kata_pin.engine.sandbox_cache import KataPinningReader, SandboxCache
-from kata_pin.linux.files import CgroupMount, HostRoot, cgroup_mounts
+from kata_pin.linux.cgroup_mounts import CgroupMount, cgroup_mounts
+from kata_pin.linux.files import HostRoot
 from kata_pin.linux.process import ProcessIndex
 from kata_pin.records.bundles import BundleReader
 from kata_pin.records.containers import Registry

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Action
-from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.steps import finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.linux import tasks
 from kata_pin.linux.affinity import apply_all
 from kata_pin.linux.cgroups import CpusetReader

@@ -15,7 +15,8 @@ from typing import Final
 import pytest
 
 from kata_pin.base.cpuset import CpuSet
-from kata_pin.linux.files import HOST, cgroup_mounts
+from kata_pin.linux.cgroup_mounts import cgroup_mounts
+from kata_pin.linux.files import HOST
 from tests.support.waiting import wait_for
 
 _PROGRAM: Final = """

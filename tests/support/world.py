@@ -16,10 +16,10 @@ from kata_pin.base.sandbox import (
     Sandbox,
     Task,
     Thread,
-    ThreadKey,
     Vmm,
 )
 from kata_pin.base.settings import Overhead, OverheadKind, PlacementSettings
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ContainerKind, ContainerState, RoleSource, ThreadRole
 
 VMM_PID = 1000

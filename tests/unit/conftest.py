@@ -19,6 +19,7 @@ from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.answers import Names, SandboxName
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import DoctorDocument, Row, Sandbox, State
+from kata_pin.base.errors import DaemonError
 from kata_pin.base.json_text import Fields
 from kata_pin.cli.session import Session
 from kata_pin.records.containers import Registry
@@ -65,7 +66,9 @@ def _whole(answers: Answers) -> Answers:
         found, wanted = answers["state"](request), request.text("sandbox")
         if not wanted:
             return found
-        chosen = tuple(one for one in found.sandboxes if one.id == wanted)
+        chosen = tuple(one for one in found.sandboxes if wanted in {one.id, one.pod})
+        if not chosen:
+            raise DaemonError(f"no sandbox {wanted!r}")
         return replace(found, sandboxes=chosen)
 
     return {"names": names, **answers, "state": state}

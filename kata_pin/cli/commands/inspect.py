@@ -127,7 +127,7 @@ def guest_map(session: Session, sandbox: str | None) -> None:
     unknown ones never. Below: the guest CPUs that each container should use and those applied.
     """
     provider = session.connect()
-    document = map_document(provider.state(provider.chosen(sandbox)))
+    document = map_document(provider.state_of(sandbox))
     screen.report(document, json=session.json, by="cli.render.who:guest_map")
 
 

@@ -26,7 +26,8 @@ from kata_pin.cli.node.changes import NodeFiles
 from kata_pin.cli.reports import words
 from kata_pin.cli.reports.words import within
 from kata_pin.linux import process
-from kata_pin.linux.files import HOST, CgroupMount, HostRoot, cgroup_mounts, read_text
+from kata_pin.linux.cgroup_mounts import CgroupMount, cgroup_mounts
+from kata_pin.linux.files import HOST, HostRoot, read_text
 from kata_pin.linux.topology import isolated, online
 from kata_pin.records.hooks import MAX_SPOOLED, UNINSTALLED
 from kata_pin.service.configuration import DEFAULT_FILE

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kata_pin.base.documents.state import Cache, Network, Sandbox, State, Thread
 from kata_pin.base.errors import HostError, TaskGone
-from kata_pin.base.sandbox import ProcessKey, ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.linux.descriptors import read_descriptors
 from kata_pin.linux.files import HOST
 from kata_pin.linux.task_counters import TaskSampler
@@ -84,6 +84,7 @@ def read_network(sandbox: Sandbox) -> Network | None:
     try:
         if not workers and not read_descriptors(HOST, vmm.pid).queues:
             return None
+        from kata_pin.base.sandbox import ProcessKey
         from kata_pin.linux.network import interfaces
         from kata_pin.linux.process import is_alive
 

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kata_pin.base.cpuset import pcpus_are
-from kata_pin.base.documents.answers import SandboxName
-from kata_pin.base.documents.state import Sandbox
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import HolderSource, Remedy, count, listed
 
 if TYPE_CHECKING:
+    from kata_pin.base.documents.answers import SandboxName
     from kata_pin.base.documents.pools import Holder, Push
-    from kata_pin.base.documents.state import Guest, Interface, Writer
+    from kata_pin.base.documents.state import Guest, Interface, Sandbox, Writer
     from kata_pin.base.placement import DoubleAssignment
 
 

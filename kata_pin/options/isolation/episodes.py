@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.base.documents.measured import ProvedPcpu
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.engine.node import Watched
 from kata_pin.placement.proof import Growth, Look
 

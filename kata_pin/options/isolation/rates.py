@@ -19,8 +19,7 @@ from kata_pin.base.counters import (
     Throttling,
     rates_between,
 )
-from kata_pin.base.sandbox import ThreadKey
-from kata_pin.base.task_counters import TaskRun, TaskSample
+from kata_pin.base.threads import TaskRun, TaskSample, ThreadKey
 from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.counters import cpu_samples
 from kata_pin.linux.files import HostRoot

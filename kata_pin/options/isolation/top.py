@@ -25,7 +25,7 @@ from kata_pin.base.documents.measured import (
     TopThread,
 )
 from kata_pin.base.documents.state import Sandbox, State, Thread
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import NoteLevel, ThreadRole
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.options.isolation.rates import Sampler, SampleRequest, Window

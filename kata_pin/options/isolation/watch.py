@@ -19,9 +19,8 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.documents.measured import ProvedPcpu, RanTask, WatchDocument, WatchedPcpu
 from kata_pin.base.errors import HostError
-from kata_pin.base.sandbox import ThreadKey
 from kata_pin.base.steps import STEP, Steps
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun, ThreadKey
 from kata_pin.base.values import TaskClass, Verdict
 from kata_pin.engine.counters import MetricRow, Shown, Slices, readings
 from kata_pin.engine.node import PcpuOwners, Watched

@@ -18,7 +18,8 @@ from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.counters import cpu_samples
 from kata_pin.linux.files import STAT_BYTES, HostRoot, read_bytes
 from kata_pin.linux.interrupts import default_mask, read_interrupts
-from kata_pin.linux.proc import check_size, kernel_worker, status_field
+from kata_pin.linux.kernel_text import check_size
+from kata_pin.linux.proc import kernel_worker, status_field
 from kata_pin.linux.process import read_process
 from kata_pin.options.quiet.services import (
     cpu_list,

@@ -16,7 +16,8 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import TEXT_BYTES, HostRoot, read_bytes
 from kata_pin.linux.inotify import folder_events
-from kata_pin.linux.proc import check_size, clipped, parse_mask
+from kata_pin.linux.kernel_text import check_size, clipped
+from kata_pin.linux.proc import parse_mask
 from kata_pin.options.quiet.values import Crio, Irqbalance, Partition, Tuned, Unknown
 
 # Small reads that give a value, or why there is none: a report is made of what can be read.

@@ -14,7 +14,7 @@ from kata_pin.base.documents.answers import Names
 from kata_pin.base.errors import ParseError
 from kata_pin.base.values import ContainerState
 from kata_pin.guest import probe
-from kata_pin.linux import interrupts, perf, proc, tracepoints
+from kata_pin.linux import descriptors, interrupts, kernel_text, perf, proc, tracepoints
 from kata_pin.linux.events import ProcEvents, _acknowledged
 from kata_pin.linux.interrupts import RowCounts
 from kata_pin.linux.perf import RunSlices
@@ -348,12 +348,12 @@ def run_kvm_names(data: bytes) -> None:
     word = text(data)
     proc.vcpu_of_link(word)
     proc.kernel_worker(word)
-    proc.interface_of_fdinfo(data)
+    descriptors.interface_of_fdinfo(data)
 
 
 def run_stat(data: bytes) -> None:
     proc.parse_stat(data)
-    proc.parse_starttime(data)
+    kernel_text.parse_starttime(data)
 
 
 def run_syscall(data: bytes) -> None:

@@ -76,7 +76,8 @@ def _kernel(parse: Callable[..., object], pattern: str, *words: bytes) -> Target
     return Target(
         lambda data: parse(data, *more.get(parse.__name__, ())),
         _named(parse.__module__.removeprefix("kata_pin."), parse.__name__)
-        + _named("linux.proc", "numbers", "check_size", "clipped"),
+        + _named("linux.proc", "numbers")
+        + _named("linux.kernel_text", "check_size", "clipped"),
         lambda: s.kernel_texts(pattern),
         (b"0", b"-1", b"18446744073709551615", b":", b"\n", *words),
     )
@@ -307,7 +308,9 @@ TARGETS: Final[dict[str, Target]] = {
         _json_words("id", "thread-id"),
     ),
     "stat": Target(
-        runs.run_stat, _named("linux.proc", "parse_stat", "parse_starttime"), lambda: [s.STAT]
+        runs.run_stat,
+        _named("linux.proc", "parse_stat") + _named("linux.kernel_text", "parse_starttime"),
+        lambda: [s.STAT],
     ),
     "syscall": Target(runs.run_syscall, _named("linux.proc", "parse_syscall"), lambda: s.SYSCALLS),
     "cgroup": Target(runs.run_cgroup, _named("linux.proc", "parse_cgroup"), lambda: s.CGROUPS),
@@ -318,7 +321,8 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "kvm-names": Target(
         runs.run_kvm_names,
-        _named("linux.proc", "vcpu_of_link", "kernel_worker", "interface_of_fdinfo"),
+        _named("linux.proc", "vcpu_of_link", "kernel_worker")
+        + _named("linux.descriptors", "interface_of_fdinfo"),
         lambda: [b"anon_inode:kvm-vcpu:3", b"vhost-4242", b"pos:\t0\niff:\ttap0\n"],
     ),
     "perf-ring": Target(

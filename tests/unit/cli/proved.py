@@ -21,7 +21,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.measured import ProveDocument
 from kata_pin.base.documents.state import State
 from kata_pin.base.sandbox import PF_KTHREAD
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method
 from kata_pin.cli.reports import prove
 from kata_pin.cli.reports.prove import ProofRequest

@@ -15,7 +15,9 @@ import pytest
 
 from kata_pin.base.config.table import sample
 from kata_pin.base.config.tree import Config
+from kata_pin.base.documents.answers import Names, SandboxName
 from kata_pin.base.documents.document import Daemon
+from kata_pin.base.documents.state import State
 from kata_pin.base.errors import ConfigError, DaemonError, RemoteProtocolError
 from kata_pin.cli.client import Provider
 from kata_pin.cli.quick import RUNTIME_DIR
@@ -147,6 +149,34 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     assert state.daemon == Daemon(running=False, reason=reason)
     assert state.node.cpus
     assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "verbs"),
+    [
+        ("default/db-0", ["state"]),
+        ("db-0", ["state", "names", "state"]),
+        (None, ["state"]),
+    ],
+)
+def test_a_whole_name_needs_one_request(
+    name: str | None, verbs: list[str], serve: Serve, tmp_path: Path
+) -> None:
+    """The daemon knows ids and pods; parts of them are the command's business."""
+    asked = []
+
+    def state(_: object) -> State:
+        asked.append("state")
+        return docs.state(docs.database())
+
+    def names(_: object) -> Names:
+        asked.append("names")
+        return Names(sandboxes=(SandboxName(docs.database().id, "default/db-0"),))
+
+    serve({"state": state, "names": names})
+    found = Provider(given(Config(runtime_dir=str(tmp_path)))).state_of(name)
+    assert [one.pod for one in found.sandboxes] == ["default/db-0"]
+    assert asked == verbs
 
 
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from kata_pin.base.placement import (
     PassOutcome,
     Report,
 )
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.engine.counters import Counters, Histogram
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kata_pin.base.documents.state import Writer
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.engine.sandbox_cache import (
     FIRST_BACK_OFF_S,
     LONGEST_BACK_OFF_S,

@@ -10,7 +10,8 @@ import pytest
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import Desired, Placement, Report, SandboxMask
-from kata_pin.base.sandbox import ProcessKey, ThreadKey, Vmm
+from kata_pin.base.sandbox import ProcessKey, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.engine.sandbox_cache import SandboxCache
 from kata_pin.follow.threads import confine

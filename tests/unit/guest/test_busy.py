@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.guest.map import Votes, by_rank, match
 
 

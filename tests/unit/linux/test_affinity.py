@@ -11,7 +11,7 @@ from kata_pin.base.counters import PF_NO_SETAFFINITY
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError
 from kata_pin.base.placement import Action
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Outcome
 from kata_pin.linux.affinity import apply_all
 from tests.support.hosttree import FakeHost

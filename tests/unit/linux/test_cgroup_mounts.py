@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.errors import HostError
-from kata_pin.linux import files as module
+from kata_pin.linux import cgroup_mounts as module
+from kata_pin.linux.cgroup_mounts import cgroup_mounts, host_path, read_cgroups
 from kata_pin.linux.cgroups import CpusetReader, why_not_roots
-from kata_pin.linux.files import HostRoot, cgroup_mounts, host_path, read_cgroups
+from kata_pin.linux.files import HostRoot
 from tests.support.hosttree import FakeHost, grow
 
 HOSTS = "30 23 0:26 /../../.. /sys/fs/cgroup ro - cgroup2 cgroup2 rw"

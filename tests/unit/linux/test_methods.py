@@ -12,7 +12,7 @@ import pytest
 from kata_pin.base.counters import CpuRun, RanTask
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method
 from kata_pin.linux import recording, tracepoints
 from kata_pin.linux.files import HostRoot

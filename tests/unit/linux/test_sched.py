@@ -10,7 +10,7 @@ import pytest
 
 from kata_pin.base.counters import CpuRun, CpuTimes
 from kata_pin.base.errors import ParseError
-from kata_pin.base.task_counters import TaskMoves, TaskRun
+from kata_pin.base.threads import TaskMoves, TaskRun
 from kata_pin.linux import counters, task_counters
 from tests.support.recordings import DATA
 

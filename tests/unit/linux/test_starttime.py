@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.errors import ParseError
-from kata_pin.linux.proc import parse_starttime, parse_stat
+from kata_pin.linux.kernel_text import parse_starttime
+from kata_pin.linux.proc import parse_stat
 
 FIELDS = b" ".join(b"%d" % number for number in range(4, 53))
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.base.sandbox import ThreadKey
-from kata_pin.base.task_counters import TaskMoves, TaskRun
+from kata_pin.base.threads import TaskMoves, TaskRun, ThreadKey
 from kata_pin.linux import task_counters
 from kata_pin.linux.files import HOST, HostRoot
 from kata_pin.linux.task_counters import TaskSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.base.counters import CpuRun, CpuWindow, Measured
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method, Verdict
 from kata_pin.placement.owners import Owner
 from kata_pin.placement.proof import Counted, judge_counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.base.counters import CpuRun, CpuTimes
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.placement.proof import CpuLook, Growth, Look, growth
 
 S = 1_000_000_000

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import StateError
-from kata_pin.base.sandbox import Container, ReportedCpuset, ThreadKey
+from kata_pin.base.sandbox import Container, ReportedCpuset
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ContainerKind, ContainerState, CpusetSource, ThreadRole
 from kata_pin.records import containers
 from kata_pin.records.containers import DELETED_KEPT, Registry

@@ -21,7 +21,7 @@ from kata_pin.base.placement import (
     Report,
     SandboxMask,
 )
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ChangeState, Outcome
 from kata_pin.records.containers import Registry
 from kata_pin.records.history import History

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kata_pin.base.config.tree import Config
 from kata_pin.base.counters import Scheduling
 from kata_pin.base.errors import DaemonError
-from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.threads import ThreadKey
 from kata_pin.options.caches import CacheGroupTable
 from kata_pin.options.quiet.tuner import Tunables
 from kata_pin.options.quiet.values import TunableKey, TunableRecord

@@ -16,8 +16,9 @@ from kata_pin.base.documents.document import Daemon
 from kata_pin.base.documents.state import State
 from kata_pin.base.errors import RemoteProtocolError
 from kata_pin.base.placement import Report
-from kata_pin.base.sandbox import Thread, ThreadKey
+from kata_pin.base.sandbox import Thread
 from kata_pin.base.steps import STEP, finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import Mode
 from kata_pin.engine.counters import SLICE_S
 from kata_pin.linux.files import HOST

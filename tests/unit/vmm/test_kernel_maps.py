@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.cpuset import EMPTY
-from kata_pin.base.sandbox import PF_USER_WORKER, Task, ThreadKey
+from kata_pin.base.sandbox import PF_USER_WORKER, Task
 from kata_pin.base.steps import finish
+from kata_pin.base.threads import ThreadKey
 from kata_pin.linux.files import HostRoot
 from kata_pin.vmm import roles
 from tests.support import recordings

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from kata_pin.base.cpuset import EMPTY
 from kata_pin.base.errors import NotRead
-from kata_pin.base.sandbox import PF_KTHREAD, PF_USER_WORKER, Role, Task, ThreadKey, Vmm
+from kata_pin.base.sandbox import PF_KTHREAD, PF_USER_WORKER, Role, Task, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import parse_cmdline

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.base.cpuset import EMPTY
-from kata_pin.base.sandbox import PF_USER_WORKER, GuestTopology, ProcessKey, Task, ThreadKey, Vmm
+from kata_pin.base.sandbox import PF_USER_WORKER, GuestTopology, ProcessKey, Task, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import ThreadRole
 from kata_pin.vmm.kinds import NamedRole
 from kata_pin.vmm.roles import MAX_TID_STEP, creation_order, guess

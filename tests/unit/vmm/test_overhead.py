@@ -7,7 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kata_pin.base.sandbox import PF_KTHREAD, Process, ProcessKey, ThreadKey, Vmm
+from kata_pin.base.sandbox import PF_KTHREAD, Process, ProcessKey, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.proc import kernel_worker

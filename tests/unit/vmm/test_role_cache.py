@@ -8,7 +8,8 @@ import time
 import pytest
 
 from kata_pin.base.cpuset import EMPTY
-from kata_pin.base.sandbox import Role, Task, ThreadKey
+from kata_pin.base.sandbox import Role, Task
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.vmm.role_cache import RoleCache, better
 

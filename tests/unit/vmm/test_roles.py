@@ -9,15 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from kata_pin.base.cpuset import EMPTY
-from kata_pin.base.sandbox import (
-    PF_USER_WORKER,
-    GuestTopology,
-    ProcessKey,
-    Role,
-    Task,
-    ThreadKey,
-    Vmm,
-)
+from kata_pin.base.sandbox import PF_USER_WORKER, GuestTopology, ProcessKey, Role, Task, Vmm
+from kata_pin.base.threads import ThreadKey
 from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.linux.files import HostRoot
 from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread

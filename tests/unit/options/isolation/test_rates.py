@@ -18,8 +18,7 @@ from kata_pin.base.counters import (
     Throttling,
     rates_between,
 )
-from kata_pin.base.sandbox import ThreadKey
-from kata_pin.base.task_counters import TaskMoves, TaskRun, TaskSample
+from kata_pin.base.threads import TaskMoves, TaskRun, TaskSample, ThreadKey
 from kata_pin.options.isolation.rates import Window
 
 VCPU, OTHER = ThreadKey(7, 7, 1), ThreadKey(7, 8, 1)

@@ -19,7 +19,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.answers import NodeEventKind
 from kata_pin.base.placement import Desired, Placement, Report, SandboxMask
 from kata_pin.base.sandbox import PF_KTHREAD, Thread
-from kata_pin.base.task_counters import TaskRun
+from kata_pin.base.threads import TaskRun
 from kata_pin.base.values import Method, TaskClass, ThreadRole, Verdict
 from kata_pin.engine.node import PcpuOwners
 from kata_pin.engine.sandbox_cache import SandboxCache

@@ -1,8 +1,19 @@
-"""What the kernel counts of a thread; all of it grows from the thread's birth."""
+"""A thread: its identity, and what the kernel counts of it, which grows from its birth."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+
+class ThreadKey(NamedTuple):
+    """A thread's identity (D5): a bare tid may name another thread a moment later.
+
+    A tuple, because a pass hashes hundreds of them.
+    """
+
+    tgid: int
+    tid: int
+    starttime: int
 
 
 class TaskRun(NamedTuple):
