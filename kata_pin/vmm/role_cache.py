@@ -52,6 +52,8 @@ class RoleCache:
         self._asked_s: dict[ThreadKey, float] = {}
         """When the kernel was last asked about a thread, in seconds of CLOCK_BOOTTIME."""
         self._answers: QmpAnswers | None = None
+        self._is_answered = False
+        """Whether QMP has answered since the last examination."""
         self.keys: list[ThreadKey] = []
         """The threads that roles were last asked for."""
         self._pruned: list[ThreadKey] = self.keys
@@ -87,6 +89,25 @@ class RoleCache:
         """Whether these are all young, in a process that was examined before."""
         since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_S
         return bool(self._roles) and all(t.key.starttime / _TICKS > since_s for t in tasks)
+
+    def settled(self, tasks: Iterable[Task]) -> Mapping[ThreadKey, Role]:
+        """Return the roles of those threads of which the sources report nothing new after a birth.
+
+        They are all but young ones; none where an older one is open too, or QMP has answered.
+        """
+        settled: dict[ThreadKey, Role] = {}
+        if self._is_answered or not self._roles:
+            return settled
+        young_s = self._look_s - YOUNG_S
+        for task in tasks:
+            key, role = task.key, self._roles.get(task.key)
+            if role is not None and (
+                task.user_worker or not self._is_open(key, self._look_s, missing=False)
+            ):
+                settled[key] = role
+            elif key.starttime / _TICKS <= young_s:
+                return {}
+        return settled
 
     def _is_open(self, key: ThreadKey, now_s: float, *, missing: bool) -> bool:
         role, asked_s = self._roles.get(key), self._asked_s.get(key)
@@ -130,6 +151,7 @@ class RoleCache:
             listed = self.qmp_vcpus.keys() | self.qmp_iothreads.keys()
             self.qmp_others |= set(keys.values()).intersection(before) - listed
         self._answers = answers
+        self._is_answered = True
         self._due_s = 0.0
 
     def recall(self, tasks: Sequence[Task]) -> Mapping[ThreadKey, Role] | None:
@@ -154,6 +176,7 @@ class RoleCache:
 
         With fewer than `boot` vCPUs among them, or a young one unnamed, recall asks again.
         """
+        self._is_answered = False
         for key, new in found.items():
             old = self._roles.get(key)
             self._roles[key] = shared(new if old is None else better(old, new))

@@ -248,6 +248,10 @@ _LASTING: Final = frozenset({RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.N
 """Sources that name a vCPU that is hotplugged later, too."""
 
 
+def _is_lasting_vcpu(role: Role) -> bool:
+    return role.role is ThreadRole.VCPU and role.source in _LASTING
+
+
 def _words(claim: Role) -> str:
     what = claim.role.value
     if claim.role is ThreadRole.VCPU:
@@ -266,7 +270,9 @@ def _contradict(one: Role, other: Role) -> bool:
 class _Evidence:
     """What all sources report: roles by thread, best source first, in whichever order they come.
 
-    `known` are the vCPU threads, from now or an earlier examination, with their cpu-index.
+    `tasks` are examined; `others` are the roles of threads that are not, because nothing new can
+    be reported of them. `known` are the vCPU threads, from now or an earlier examination, with
+    their cpu-index.
     """
 
     host: HostAccess
@@ -275,6 +281,7 @@ class _Evidence:
     tasks: Sequence[Task]
     machine: str
     known: dict[ThreadKey, int]
+    others: Mapping[ThreadKey, Role] = dataclasses_field(default_factory=dict)
     claims: dict[ThreadKey, list[Role]] = dataclasses_field(default_factory=dict)
 
     def add(self, key: ThreadKey, claim: Role) -> None:
@@ -324,7 +331,13 @@ def identify(
     roles = cache.recall(tasks)
     if roles is None:
         machine = machine or os.uname().machine
-        evidence = _Evidence(host, vmm, kind_named(vmm.kind), tasks, machine, cache.vcpus(tasks))
+        known = cache.vcpus(tasks)
+        evidence = _Evidence(host, vmm, kind_named(vmm.kind), tasks, machine, known)
+        is_small = len(tasks) <= MAX_THREADS
+        others = cache.settled(tasks) if is_small and not evidence.missing else {}
+        if any(map(_is_lasting_vcpu, others.values())):  # else newborn threads put others in doubt
+            evidence.tasks = [task for task in tasks if task.key not in others]
+            evidence.others = others
         found = yield from _examine(evidence, cache)
         yield
         roles = cache.learn(found, tasks, vmm.guest.boot)
@@ -343,7 +356,11 @@ def _examine(evidence: _Evidence, cache: RoleCache) -> Steps[dict[ThreadKey, Rol
     _ask_order(evidence)
     _ask_flags(evidence, cache)
     yield
-    return _flag_doubles(_decide(evidence))
+    found, others = _decide(evidence), evidence.others
+    if not others:
+        return _flag_doubles(found)
+    roles = _flag_doubles({**others, **found})
+    return {key: role for key, role in roles.items() if role is not others.get(key)}
 
 
 def _ask_kernel(evidence: _Evidence, cache: RoleCache) -> Steps[None]:
@@ -463,7 +480,7 @@ def _ask_flags(evidence: _Evidence, cache: RoleCache) -> None:
     A vhost worker is named after the thread that created it, which may have ended since, so a
     worker keeps its first role.
     """
-    tids = {task.key.tid for task in evidence.tasks}
+    tids = {key.tid for key in (*(task.key for task in evidence.tasks), *evidence.others)}
     for task in evidence.tasks:
         if not task.user_worker:
             continue
@@ -518,8 +535,8 @@ def _doubt(evidence: _Evidence) -> tuple[str, tuple[int, int]]:
         vcpus = "boot vCPU has" if missing == 1 else "boot vCPUs have"
         return f"may be a vCPU: {missing} {vcpus} no known thread", (0, 0)
     named = (claim for claims in evidence.claims.values() for claim in claims)
-    sees_vcpus = any(c.role is ThreadRole.VCPU and c.source in _LASTING for c in named)
-    if sees_vcpus or guest.boot == guest.maximum > 0:
+    sees_vcpus = any(map(_is_lasting_vcpu, named))
+    if evidence.others or sees_vcpus or guest.boot == guest.maximum > 0:
         return "", (0, 0)
     boot = [born(key) for key, index in evidence.known.items() if index < guest.boot]
     return "may be a vCPU: neither KVM nor thread names identify it", max(boot, default=(0, 0))

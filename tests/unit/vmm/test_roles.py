@@ -249,3 +249,50 @@ def test_a_worker_cannot_take_a_vcpus_place(tmp_path: Path, vmm: Vmm) -> None:
     found = _identify(host, vmm, [*BOOTED, worker], answers)
     assert _sources(found) == [(0, RoleSource.ORDER), (1, RoleSource.ORDER)]
     assert found[-1].source is RoleSource.FLAGS
+
+
+def test_a_newborn_thread_is_examined_alone(tmp_path: Path, vmm: Vmm) -> None:
+    """The others keep the roles that they have, and count in its own."""
+    vmm = replace(vmm, guest=replace(vmm.guest, maximum=3, sockets=3))
+    host, cache = (
+        _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=KVM_RUN.format(fd=11)),
+        RoleCache(),
+    )
+    before = dict(identify(host, vmm, BOOTED, cache))
+    renamed = [replace(task, comm="CPU 0/KVM") for task in BOOTED]
+    plugged, worker = (
+        replace(task, key=task.key._replace(starttime=10**12))
+        for task in _tasks(*["qemu"] * 6, "qemu", f"vhost-{MAIN}")[6:]
+    )
+    worker = replace(worker, flags=PF_USER_WORKER)
+    home = tmp_path / "proc" / str(PID)
+    (home / "task" / str(plugged.key.tid)).mkdir()
+    call = home / "task" / str(plugged.key.tid) / "syscall"
+    call.write_text(FUTEX)
+    tasks = [*renamed, plugged, worker]
+    found = dict(identify(host, vmm, tasks, cache))
+    unnamed = Role(ThreadRole.EMULATOR, RoleSource.REST)
+    assert found == before | {
+        plugged.key: unnamed,
+        worker.key: Role(ThreadRole.VHOST, RoleSource.FLAGS),
+    }
+    (home / "fd" / "12").symlink_to("anon_inode:kvm-vcpu:2")
+    call.write_text(KVM_RUN.format(fd=12))
+    assert identify(host, vmm, tasks, cache)[plugged.key].vcpu == 2
+
+
+def test_a_newborn_thread_that_claims_a_vcpu(tmp_path: Path, vmm: Vmm) -> None:
+    """It and the vCPU's thread are in conflict, though that one is not examined again."""
+    vmm = replace(vmm, guest=replace(vmm.guest, maximum=3, sockets=3))
+    host, cache = (
+        _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=KVM_RUN.format(fd=11)),
+        RoleCache(),
+    )
+    identify(host, vmm, BOOTED, cache)
+    late = replace(BOOTED[-1], key=ThreadKey(PID, PID + 6, 10**12))
+    (tmp_path / "proc" / str(PID) / "task" / str(late.key.tid)).mkdir()
+    call = tmp_path / "proc" / str(PID) / "task" / str(late.key.tid) / "syscall"
+    call.write_text(KVM_RUN.format(fd=10))
+    found = identify(host, vmm, [*BOOTED, late], cache)
+    in_conflict = {task.key.tid for task in (*BOOTED, late) if found[task.key].conflict}
+    assert in_conflict == {CPU0, late.key.tid}
