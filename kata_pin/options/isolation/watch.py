@@ -56,14 +56,14 @@ def text(row: ProvedPcpu) -> str:
 
 
 def names(row: ProvedPcpu) -> frozenset[str]:
-    """Return the names and places of those that matter: who began a new process is no newcomer."""
-    foreign = _foreign(row)
-    least = (foreign[0][0].total_ms or 0.0) / 4 if foreign else 0.0
-    return frozenset(
-        f"{task.comm} {_place(task)}"
-        for task, _ in foreign[:NAMED]
-        if (task.total_ms or 0.0) >= least
-    )
+    """Return the names and places of those that matter: who began a new process is no newcomer.
+
+    None where they are many, and each has less than a tenth of what they have together: who they
+    are changes from window to window, and matters little.
+    """
+    foreign = [(task, task.total_ms or 0.0) for task, _ in _foreign(row)]
+    least = sum(ms for _, ms in foreign) / 10
+    return frozenset(f"{task.comm} {_place(task)}" for task, ms in foreign[:NAMED] if ms >= least)
 
 
 def threads(row: ProvedPcpu) -> frozenset[tuple[int, int]]:

@@ -37,11 +37,24 @@ class Node:
         )
         patch.setattr(module, "time", clock)
 
-    def runs(self, percent: float, tid: int = 900, comm: str = "sh", flags: int = 0) -> None:
-        """Have windows find a task with such a share."""
-        ran = RanTask(tid, 2, int(percent * 10 * MS), MS)
-        task = SeenTask(tid, tid, comm, flags, None if not flags else CPU4, "/a.service", "sh")
-        self.patch.setattr(module, "SwitchRecorder", recorder(ran, seen={tid: task}))
+    def runs(
+        self, percent: float, *tids: int, comm: str = "sh", flags: int = 0, apart: bool = False
+    ) -> None:
+        """Have windows find a task with such a share, or several that share it.
+
+        `apart`: each has a name of its own.
+        """
+        tids = tids or (900,)
+        ran_ns = int(percent * 10 * MS) // len(tids)
+        seen = {
+            tid: SeenTask(
+                *(tid, tid, f"{comm}{tid}" if apart else comm, flags, CPU4 if flags else None),
+                *("/a.service", "sh"),
+            )
+            for tid in tids
+        }
+        ran = [RanTask(tid, 2, ran_ns, MS) for tid in tids]
+        self.patch.setattr(module, "SwitchRecorder", recorder(*ran, seen=seen))
 
     async def look(self, percent: float) -> bool:
         """Look after a period in which others took such a share; return whether a window was."""
@@ -77,7 +90,7 @@ async def test_noise_hides_no_hog(node: Node, caplog: pytest.LogCaptureFixture) 
     node.runs(3)
     assert await node.look(3)
     assert not await node.look(4), "about the same share"
-    node.runs(91.8, tid=901, comm="hog")
+    node.runs(91.8, 901, comm="hog")
     assert await node.look(91.8)
     assert node.reported == 2
     assert "hog (pid 901, a.service) 91.80 %" in caplog.text
@@ -123,7 +136,7 @@ async def test_a_new_intruder_with_the_same_share_is_reported(
     for step in range(1, 4):
         node.used(900, step * PERIOD_S / 2)
         assert not await node.look(50), "the known one used it"
-    node.runs(50, tid=902, comm="another")
+    node.runs(50, 902, comm="another")
     assert await node.look(50)
     assert node.reported == 2
     assert "another (pid 902" in caplog.text
@@ -134,10 +147,23 @@ async def test_who_starts_again_and_again_is_one_intruder(node: Node) -> None:
     await node.look(0)
     windows = 0
     for number in range(60):
-        node.runs(50, tid=900 + number)
+        node.runs(50, 900 + number)
         windows += await node.look(50)
     assert node.reported == 1
     assert windows == 6, "after 20, 30, 50, 90 and 170 s"
+
+
+async def test_who_of_a_crowd_is_seen_first_is_no_news(node: Node) -> None:
+    """Each of many has little, and others are the first three each time; a hog is news."""
+    await node.look(0)
+    node.runs(20, *range(900, 920), apart=True)
+    assert await node.look(20)
+    for number in range(1, 25):
+        node.runs(20, *range(900 + number, 920 + number), apart=True)
+        assert not await node.look(20)
+    node.runs(70, 1500, comm="hog")
+    assert await node.look(70)
+    assert node.reported == 2
 
 
 async def test_a_flapping_hog_does_not_flood_the_log(
@@ -173,7 +199,7 @@ async def test_flapping_noise_hides_no_hog(node: Node) -> None:
 async def test_kernel_threads_hide_no_hog(node: Node) -> None:
     """While a pCPU is left alone because of its own kernel threads, much more is looked at."""
     await node.look(0)
-    node.runs(1, tid=23, comm="ksoftirqd/4", flags=PF_KTHREAD | PF_NO_SETAFFINITY)
+    node.runs(1, 23, comm="ksoftirqd/4", flags=PF_KTHREAD | PF_NO_SETAFFINITY)
     found = [await node.look(1) for _ in range(4)]
     assert found == [True, False, True, False]
     node.runs(90)
