@@ -32,6 +32,7 @@ NEVER: Final = {
     *("kata_pin.base.placement", "kata_pin.base.settings", "kata_pin.linux", "kata_pin.vmm"),
     *("kata_pin.placement", "kata_pin.records", "kata_pin.engine", "kata_pin.follow"),
     *("kata_pin.guest", "kata_pin.options", *DAEMON),
+    *("kata_pin.base.documents.check", "kata_pin.base.documents.measured"),
 }
 """What no command of this file imports; a package stands for all in it."""
 

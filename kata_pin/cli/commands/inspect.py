@@ -201,7 +201,9 @@ def check(
     `kata-pin prove` measures longer and shows everything that ran.
     """
     document = _checked(session, sandbox, namespace, seconds)
-    screen.report(document, json=session.json, by="cli.render.reports:check", everything=everything)
+    screen.report(
+        document, json=session.json, by="cli.render.findings:check", everything=everything
+    )
     return STATUSES[document.verdict]
 
 

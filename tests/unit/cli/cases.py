@@ -8,6 +8,7 @@ from kata_pin.base.documents.pools import AllocExplainDocument, PushFailure
 from kata_pin.base.documents.state import State
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.render import cpus, reports, show, who
+from kata_pin.cli.render import findings as render_findings
 from kata_pin.cli.render import prove as render_prove
 from kata_pin.cli.render.layout import Output, Text
 from kata_pin.cli.reports import findings, prove
@@ -138,8 +139,8 @@ CASES: dict[str, Render] = {
     "who": lambda output: who.who(docs.busy_cpu(), output),
     "who-several": lambda output: who.who(docs.busy_cpus(), output),
     "bind": lambda output: reports.bind(docs.bound(), output),
-    "check": lambda output: reports.check(CHECKED, output),
-    "check-all": lambda output: reports.check(CHECKED, output, everything=True),
+    "check": lambda output: render_findings.check(CHECKED, output),
+    "check-all": lambda output: render_findings.check(CHECKED, output, everything=True),
     "prove": lambda output: render_prove.prove(proved(), output),
     "prove-guest": lambda output: render_prove.prove(proved(guest=True), output),
     "prove-irq": lambda output: render_prove.prove(proved(irq=True), output),

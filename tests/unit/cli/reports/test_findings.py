@@ -11,7 +11,8 @@ from kata_pin.base.documents.document import Note
 from kata_pin.base.documents.measured import WatchDocument, WatchedPcpu
 from kata_pin.base.documents.state import State
 from kata_pin.base.values import NoteLevel
-from kata_pin.cli.render import phrases, reports
+from kata_pin.cli.render import findings as render
+from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.cli.reports import findings, owners, prove, words
 from kata_pin.cli.reports.findings import Looked
@@ -191,7 +192,7 @@ def test_what_was_measured_decides() -> None:
     assert [one.pid for one in culprit.foreign.tasks] == [900, 901]
     assert "kworker/u32:3-events (pid 41)" in kernel.text
     assert document.unknown == ("pCPU 6 of shop/cache: measurement incomplete: it is offline",)
-    page = [line.plain for line in reports.check(document, Output(NO_LIMIT))]
+    page = [line.plain for line in render.check(document, Output(NO_LIMIT))]
     assert page[0] == (
         "FAIL: 1 exclusive pCPU that others ran on; 2 sandboxes, 4 threads checked, "
         "3 exclusive pCPUs measured for 10 s by perf records"
@@ -258,7 +259,7 @@ def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
     document = watch_found(refused, episode_s=None)
     assert (document.verdict, document.unknown) == ("ok", ())
     assert document.measured == Measurement("4-6", 10.0, "watch", 0.1)
-    assert "by the daemon's watch" in reports.check(document, Output(NO_LIMIT))[0].plain
+    assert "by the daemon's watch" in render.check(document, Output(NO_LIMIT))[0].plain
     assert watch_found(refused, over_s=None, episode_s=None).verdict == "unknown"
     nameless = watch_found(refused, window=None, others_percent=3.2)
     assert nameless.verdict == "findings"
@@ -372,7 +373,7 @@ def test_host_processes_are_one_line_until_they_are_asked_for() -> None:
     """Report-only findings are counted; --all lists them, with one remedy and few commands."""
     many = docs.intruders(*(docs.intruder(5000 + n, f"p{n}", cpu_s=float(n)) for n in range(40)))
     document = found(docs.state(docs.sandbox("shop/db", "4", exclusive="4")), *many)
-    page = [line.plain for line in reports.check(document, Output(NO_LIMIT))]
+    page = [line.plain for line in render.check(document, Output(NO_LIMIT))]
     assert page[0].startswith("ok: 1 sandbox, ")
     assert page[1:] == [
         "",
@@ -381,7 +382,7 @@ def test_host_processes_are_one_line_until_they_are_asked_for() -> None:
             "--all lists them"
         ),
     ]
-    lines = reports.check(document, Output(NO_LIMIT), everything=True)
+    lines = render.check(document, Output(NO_LIMIT), everything=True)
     page = [line.plain for line in lines]
     rows = [line.split() for line in page if " intruder " in line]
     assert [row[:3] for row in rows] == [["4", "shop/db", "intruder"]] * 40
@@ -390,7 +391,7 @@ def test_host_processes_are_one_line_until_they_are_asked_for() -> None:
     assert page[first + 6] == "    and 35 more; --json lists them"
     assert page[first + 7].startswith("intruder: reservedSystemCPUs: 0-3,5-15 in the kubelet's")
     assert "do not set CPUAffinity= in /etc/systemd/system.conf" in page[first + 7]
-    failing = reports.check(found(docs.state(), *many, fail=True), Output(NO_LIMIT))
+    failing = render.check(found(docs.state(), *many, fail=True), Output(NO_LIMIT))
     assert len([line for line in failing if " intruder " in line.plain]) == 40
 
 
@@ -399,5 +400,5 @@ def test_the_table_says_how_much_and_since_when() -> None:
     document = watch_found(Looked(), episode_s=200.0)
     (finding,) = document.findings
     assert (finding.owner, finding.since_s) == ("shop/database", 200.0)
-    (row,) = (line.plain for line in reports.check(document, Output(200)) if "%" in line.plain)
+    (row,) = (line.plain for line in render.check(document, Output(200)) if "%" in line.plain)
     assert row.split()[-4:] == ["15.1", "%", "3", "m"]
