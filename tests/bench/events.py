@@ -311,11 +311,13 @@ def _requests_of_births(
             wait_for(lambda: all(size.is_pinned() for size in sizes), "the VMs to be pinned")
             time.sleep(YOUNG_S * 1.25)
             for size in sizes:
+                births.drain()
                 requests.taken()
                 _iothread_to_pin(size.grow, births, both, next(names))
                 wait_for(size.is_pinned, "the main thread to be pinned")
                 take("iothread, to its pin and the main thread's", size)
             for size in sizes:
+                births.drain()
                 requests.taken()
                 _vcpu_until(size.plug, births, partial(is_paired, size))
     for name, rounds in asked.items():
