@@ -177,9 +177,9 @@ def parse_cgroup(data: bytes) -> Cgroups:
     return Cgroups(tuple(_cgroup_entry(line) for line in _decode(data).split("\n") if line))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=16)
 def _cgroup_entry(line: str) -> CgroupEntry:
-    """Read a line: most threads of a node share the few cgroups that there are."""
+    """Read a line: all but one or two are the same for most processes of a node."""
     parts = line.split(":", 2)
     number = parts[0]
     if len(parts) != 3 or not (number.isascii() and number.isdecimal() and len(number) < 10):
