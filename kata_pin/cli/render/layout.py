@@ -76,7 +76,8 @@ class Text:
         self.plain += other.plain
         if other.style:
             self.spans.append(Span(start, len(self.plain), other.style))
-        self.spans += [Span(s + start, e + start, style) for s, e, style in other.spans]
+        if other.spans:
+            self.spans += [Span(s + start, e + start, style) for s, e, style in other.spans]
         return self
 
     def rstrip(self) -> None:
@@ -234,7 +235,7 @@ def paragraph(text: Text, output: Output, *, indent: int = 0) -> list[Text]:
 def wrap(text: Text, width: int, breaks: str) -> list[Text]:
     """Break a text into lines of at most `width` columns, after one of `breaks` where possible."""
     if text.cell_len <= width:
-        return [text[: len(text.plain.rstrip())]]
+        return [text[: len(text.plain.rstrip())] if text.plain[-1:].isspace() else text]
     lines: list[Text] = []
     start = used = position = 0
     for piece in _pieces(text.plain, breaks):
@@ -314,17 +315,18 @@ def _row_lines(columns: Sequence[Column], row: Row, widths: Sequence[int]) -> li
         wrap(cell, width, column.breaks)
         for cell, width, column in zip(row, widths, columns, strict=True)
     ]
-    height = max(len(cell) for cell in cells)
     lines = []
-    for level in range(height):
+    for level in range(max(map(len, cells))):
         line = Text()
         for column, cell, width in zip(columns, cells, widths, strict=True):
             part = cell[level] if level < len(cell) else Text()
-            padding, gap = " " * (width - part.cell_len), " " * GAP
+            padding = " " * (width - part.cell_len)
             if column.right:
-                line.append(padding).append_text(part).append(gap)
+                line.plain += padding
+                line.append_text(part)
+                line.plain += " " * GAP
             else:
-                line.append_text(part + Text(padding + gap))
+                line.append_text(Text(f"{part.plain}{padding}{' ' * GAP}", part.style, part.spans))
         line.rstrip()
         lines.append(line)
     return lines
