@@ -84,17 +84,21 @@ class Episode:
     tids: frozenset[tuple[int, int]] = frozenset()
     """Their threads, as process and thread id."""
     runs: Mapping[int, TaskRun] = field(default_factory=dict)
+    unknown: float = 0.0
+    """The share that other threads than these had in the last window."""
     pause_s: float = FIRST_PAUSE_S
 
     def took(self, percent: float, runs: Mapping[int, TaskRun], length_ns: int) -> bool:
         """Note what others took since the last look; return whether most is not the known ones'.
 
-        `runs` are the counters of the known intruders' threads now.
+        Not if as much was not in the last window, beside a crowd. `runs` are the counters of the
+        known intruders' threads now.
         """
         pairs = [(self.runs[tid], now) for tid, now in runs.items() if tid in self.runs]
         known_ns = sum(max(0, now.ran_ns - before.ran_ns) for before, now in pairs)
         self.runs = runs
-        return bool(self.names) and 100 * known_ns < length_ns * percent / 2
+        unknown = percent - 100 * known_ns / length_ns
+        return bool(self.names) and unknown > percent / 2 and much_more(unknown, self.unknown)
 
     def is_due(
         self, percent: float, pace: Pace, window_at: float, now: float, *, new: bool
@@ -110,12 +114,14 @@ class Episode:
         self.found = min(self.found, percent)
         return due
 
-    def found_by_window(self, percent: float, names: Collection[str], recorded: float) -> None:
+    def found_by_window(
+        self, percent: float, names: Collection[str], recorded: float, unknown: float = 0.0
+    ) -> None:
         """Note what a window found; it is to be reported if that is news."""
         news = much_more(percent, self.found) or not self.names.issuperset(names)
         self.pause_s = FIRST_PAUSE_S if news else min(2 * self.pause_s, AGAIN_S)
         self.is_owed |= news
-        self.found, self.recorded = percent, recorded
+        self.found, self.recorded, self.unknown = percent, recorded, unknown
         known = self.names if len(self.names) < MOST_NAMES else frozenset()
         self.names = known | frozenset(names)
 

@@ -66,11 +66,11 @@ def names(row: ProvedPcpu) -> frozenset[str]:
     return frozenset(f"{task.comm} {_place(task)}" for task, ms in foreign[:NAMED] if ms >= least)
 
 
-def threads(row: ProvedPcpu) -> frozenset[tuple[int, int]]:
-    """Return the processes and threads that had the pCPU longest."""
+def threads(row: ProvedPcpu) -> list[RanTask]:
+    """Return the threads that had the pCPU longest."""
     foreign = [one for one in row.tasks if one.task_class in FOREIGN and one.pid]
     foreign.sort(key=lambda one: -(one.total_ms or 0.0))
-    return frozenset((one.pid, one.tid) for one in foreign[:MOST_THREADS])
+    return foreign[:MOST_THREADS]
 
 
 def _shares(row: ProvedPcpu) -> Iterator[str]:
@@ -393,8 +393,11 @@ class Watch(Running):
         sight.empty_windows = sight.skipped_audits = 0
         episode = self._episode(sight)
         grown = sight.growth or NOTHING
-        episode.found_by_window(judged.foreign_percent, names(row), grown.percent)
-        episode.tids = threads(row)
+        longest = threads(row)
+        followed = sum(one.total_ms or 0.0 for one in longest) / 10 / row.window_s
+        unknown = max(0.0, judged.foreign_percent - followed)
+        episode.found_by_window(judged.foreign_percent, names(row), grown.percent, unknown)
+        episode.tids = frozenset((one.pid, one.tid) for one in longest)
         episode.runs = task_runs(self._root, episode.tids)
         self._report(sight, judged.foreign_percent, text(row))
 

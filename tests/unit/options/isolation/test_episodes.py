@@ -156,6 +156,8 @@ async def test_who_starts_again_and_again_is_one_intruder(node: Node) -> None:
 async def test_who_of_a_crowd_is_seen_first_is_no_news(node: Node) -> None:
     """Each of many has little, and others are the first three each time; a hog is news."""
     await node.look(0)
+    for tid in range(900, 916):
+        node.used(tid, 0)
     node.runs(20, *range(900, 920), apart=True)
     assert await node.look(20)
     for number in range(1, 25):
@@ -163,6 +165,20 @@ async def test_who_of_a_crowd_is_seen_first_is_no_news(node: Node) -> None:
         assert not await node.look(20)
     node.runs(70, 1500, comm="hog")
     assert await node.look(70)
+    assert node.reported == 2
+
+
+async def test_a_crowd_beside_a_known_intruder_is_not_new(node: Node) -> None:
+    """What 40 threads had in the last window they may have again, though few are followed."""
+    await node.look(0)
+    node.used(900, 0)
+    node.runs(20, *[900] * 20, *range(1000, 1040))
+    assert await node.look(20)
+    for number in range(1, 25):
+        node.used(900, number * PERIOD_S / 15)
+        assert not await node.look(20)
+    node.runs(46, 1500, comm="hog")
+    assert await node.look(46), "33 points more than the crowd had"
     assert node.reported == 2
 
 
