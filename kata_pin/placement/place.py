@@ -349,13 +349,12 @@ def are_placed_alike(
     """
     if before == threads:
         return True
-    counting = frozenset(ThreadRole) if topology.isolated else _VCPUS
-    if counting is _VCPUS and _all_kept(found, kept):
-        counting = frozenset()
+    counting = frozenset[ThreadRole]()
+    if topology.isolated:
+        counting = frozenset(ThreadRole)
+    elif not _all_kept(found, kept):
+        counting = frozenset({ThreadRole.VCPU})
     return _relevant(before, counting) == _relevant(threads, counting)
-
-
-_VCPUS: Final = frozenset({ThreadRole.VCPU})
 
 
 def _all_kept(found: Placement, kept: Mapping[ThreadKey, int]) -> bool:
